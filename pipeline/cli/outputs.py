@@ -88,7 +88,7 @@ def report(
 ) -> int:
     """Write one page: what was labelled, how good it is, and what the filter does.
 
-    The page fetches nothing and needs no server. --json has every number of it.
+    The page loads nothing from the network and needs no server. --json has all of its numbers.
     """
     from pipeline.report import corpus_page as pages
     from pipeline.runtime.fitted_files import options_for

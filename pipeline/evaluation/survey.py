@@ -2,8 +2,8 @@
 
 Entry points: `strata` and `allocate` before the labels, `estimate` after them.
 
-The estimators are those of survey sampling, which hold by the way the sample was drawn, whatever
-the scores are worth: Cochran, "Sampling Techniques" (3rd edition, 1977): bands of equal cumulative
+The estimators are those of survey sampling, which are valid by the design of the sample, even if
+the scores are bad: Cochran, "Sampling Techniques" (3rd edition, 1977): bands of equal cumulative
 root frequency (5A.7, after Dalenius and Hodges 1959), shares of the sample by size and spread (5.5,
 after Neyman 1934), the combined ratio estimator and its linearised variance (6.11, 6.12). Intervals
 are Wilson's (1927) at the effective size of the sample (Kott and Carr, "Developing an estimation
@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
 _BANDS = 5  # of scores, at most, in each group and decision
-_PER_STRATUM = 10  # labels that a stratum shall have on average
+_PER_STRATUM = 10  # labels that a stratum should have on average
 _BINS = 200  # of a histogram of scores
 # A share that is surely above 0 and below 1: strata whose scores are 0 or 1 get labels, too.
 _LEAST_SHARE = 0.02
@@ -41,7 +41,7 @@ _PRIOR = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Population:
-    """What is known of every text of a corpus."""
+    """The score, the group and the decision of every text of a corpus."""
 
     scores: Floats  # [texts]; NaN: none
     groups: Numbers  # [texts]: the number of a group
@@ -51,8 +51,8 @@ class Population:
 def strata(population: Population, sample: int) -> Numbers:  # [texts]
     """The number of each text's stratum: its decision, its group and a band of its score.
 
-    The largest groups have strata of their own, and the others share theirs: a stratum shall have
-    about `_PER_STRATUM` labels.
+    The largest groups have strata of their own, and the other groups share strata: a stratum should
+    have about `_PER_STRATUM` labels.
     """
     codes = np.zeros(len(population.scores), np.int64)
     own_groups = max(1, sample // (2 * _PER_STRATUM * 2))
@@ -127,7 +127,7 @@ class LabelledSample:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A share with its interval; all None if the sample says nothing about it."""
+    """A share with its interval; all None if the sample gives no estimate of it."""
 
     estimate: float | None
     low: float | None

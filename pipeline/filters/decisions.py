@@ -1,7 +1,8 @@
 """What a filter decides about each document of a snapshot: a table of DuckDB, and counts of it.
 
 Entry point: `decided`. The labels are read once. The table is in a temporary file, so it may be
-larger than the memory; it has no texts. As in `sources.rule`, its SQL reaches nothing outside.
+larger than the memory; it has no texts. As in `sources.rule`, its SQL has no access to files or the
+network.
 """
 
 from __future__ import annotations
@@ -257,7 +258,7 @@ def _decisions_view(rule: FilterRule, on_error: str, thresholds: Thresholds | No
             for n, sql in enumerate(map(quoted, rule.conditions))
         ]
         reasons += [f"{verdict} || {condition}" for condition in broken]
-        # — of several conditions, the first one has the verdict
+        # — the verdict is written once, before the first condition
         words.append(f"{verdict} || nullif(concat_ws('; ', {', '.join(broken)}), '')")
     if rule.score is not None:
         name = quoted(f"drop_top: {rule.score.text}")

@@ -65,7 +65,8 @@ class _Filter:
 def preview(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> FilterResult:
     """What the spec's filter would do; nothing is written.
 
-    Raises as `filter_corpus`; where documents without an answer stop the filter, it says so.
+    Raises as `filter_corpus`; the result reports documents without an answer that would stop the
+    filter.
     """
     rule = SnapshotRule.of(spec)
     warn_of_older_answers(spec, rule.labelled.store, rule.labelled.contents, cache_dir)
@@ -116,7 +117,7 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
 
 
 def _prepare(spec: JobSpec, options: FilterOptions) -> _Filter:
-    """The filter, after every check that needs no work."""
+    """The filter, after every check that reads no documents."""
     to = options.folder()
     refuse_own_places(spec, to)
     rule = SnapshotRule.of(spec)

@@ -1,4 +1,4 @@
-"""The table that a filter's rule joins: what another tool says about the documents.
+"""The table that a filter's rule joins: values of another tool for the documents.
 
 Entry point: `SideTable`. DuckDB joins it with the labelled rows; it may be larger than the memory.
 """
@@ -69,7 +69,7 @@ class SideTable:
         return cls(spec.on, pa.field(JOINED, own), etags, table)
 
     def join(self, connection: duckdb.DuckDBPyConnection, rows: str, columns: str) -> str:
-        """A query: these columns of a table of rows, each beside what this table says of it.
+        """A query: these columns of a table of rows, each with the columns of this table.
 
         A row without a match has null there. SpecError if two different rows have one key.
         """

@@ -42,7 +42,7 @@ _SNAPSHOT = re.compile(r"(?P<output>.+?)/+snapshots/(?P<number>\d{8,})\.json")
 
 @dataclass(frozen=True, slots=True)
 class GoldCounts:
-    """Where gold is from, and what became of its rows.
+    """The source of gold labels, and counts of their rows.
 
     Several rows of one document, as of several people, are merged. The label that most of them give
     is kept; after a tie the document has no label for this task. Scores are averaged.
@@ -96,8 +96,8 @@ class Gold:
     def kind(self, task: str) -> Kind:
         """Who gave the labels of a task, and to which documents.
 
-        People, to a random sample or, `chosen`, to documents of a review that teach much; or a
-        program.
+        People, to a random sample or, `chosen`, to documents that a review chose as informative; or
+        a program.
         """
         if self.tasks[task].scored is not None:
             return "scores"

@@ -38,7 +38,7 @@ _TEACHING = frozenset({"diverse", "uncertain", "where"})
 class Drawn:
     """How a text was drawn for an audit: a stratified random sample of the texts of a snapshot."""
 
-    sample: str  # a name of its own
+    sample: str  # the name of the sample
     snapshot: int
     rule: str  # of the filter whose decisions are strata
     texts: int  # that the sample was drawn from
@@ -122,14 +122,14 @@ class GoldFile:
             self._samples.add(line.shown.sample)
             if line.task == task.name:
                 self._add(line)
-        self._content = sha256(_content(file))  # of what this process knows of the file
+        self._content = sha256(_content(file))  # when last read or written here
 
     @classmethod
     def open(cls, path: str | Path, task: TaskSpec) -> Self:
         """The file at a local path, which is created if it does not exist.
 
-        A last line without a line break gets one. What a crash left of a line is removed from the
-        file, and is in the log.
+        A last line without a line break gets one. A partial line that a crash left is removed from
+        the file, with a line in the log.
 
         Raises:
             SpecError: A line is malformed, has a label that the task does not have, or was
@@ -168,7 +168,7 @@ class GoldFile:
     def check_sample(self, sample: str | None) -> None:
         """SpecError if the file has other lines than those of this sample; None is no sample.
 
-        A file of an audit has no other lines, so that it is evidence as a whole.
+        A file of an audit has no other lines, so that all of its lines are evidence.
         """
         if self._samples <= {sample}:
             return
@@ -227,7 +227,7 @@ class GoldFile:
         raise StorageError(f"{self._path}: {reason}; {fix} the file as it is")
 
     def close(self) -> None:
-        """Ends the lock."""
+        """Closes the file, which releases its lock."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -283,7 +283,7 @@ def _local_path(path: str | Path) -> Path:
 def _whole_lines(path: Path, file: FileIO, task: TaskSpec) -> Iterator[GoldLine]:
     """All lines. When those of the task fit, the file ends in a whole line.
 
-    A last line without a line break gets one. What a crash left of a line is removed.
+    A last line without a line break gets one. A partial line that a crash left is removed.
     """
     data = _content(file)
     *whole, last = data.split(b"\n")

@@ -150,9 +150,9 @@ def _damaged_specs(store: Store, tasks: Mapping[str, SnapshotTask]) -> Iterator[
 
 
 def wrong_certificates(store: Store, snapshot: Contents) -> Iterator[Damage]:
-    """What the certificates of the snapshot say and the stored answers do not.
+    """A damage for each certificate of the snapshot that the stored answers do not confirm.
 
-    It is not computed again where the snapshot has not all shards that it is about.
+    A certificate is not computed again if the snapshot has other shards than it is about.
     """
     shards = hash_of(shard.sid for shard in snapshot.shards)
     for task, certificate in snapshot.certificates.items():
@@ -176,11 +176,11 @@ def wrong_certificates(store: Store, snapshot: Contents) -> Iterator[Damage]:
         if computed.rule != certificate.rule:
             yield damage("has a rule that the stored answers do not prove")
         elif trials != stated:
-            yield damage(f"says (trials, errors) {stated}, and the stored answers say {trials}")
+            yield damage(f"has (trials, errors) {stated}, and the stored answers give {trials}")
 
 
 def _computed(store: Store, snapshot: Contents, certificate: Certificate) -> Proof:
-    """What the stored answers prove of the certificate's rule, and of the more careful ones."""
+    """The proof of the certificate's rule and of more careful ones, from the stored answers."""
     of_task, kind = snapshot.tasks[certificate.task], _kind(snapshot, certificate.task)
     labels = list(of_task.labels)
     judged = Judged.of(labels, kind, certificate.promise)
@@ -208,7 +208,7 @@ def _kind(snapshot: Contents, task: str) -> str:
 def _answers(
     store: Store, snapshot: Contents, certificate: Certificate, raw: str
 ) -> NDArray[np.float64]:  # [docs, labels]
-    """What a stage answered about the second half of the sample."""
+    """The answers of a stage to the second half of the sample."""
     task = certificate.task
     when, *_ = _conditions(stored_version(store, task, snapshot.tasks[task].fp))
     asked = when, None, drawn_below(certificate.draw)

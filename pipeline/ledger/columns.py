@@ -31,7 +31,7 @@ LABELS_TYPE = pa.list_(pa.field("element", pa.string()))
 
 
 def has_chunk(task: TaskSpec, documents: DocumentsSpec | None) -> bool:
-    """Whether the answers of a task to documents that are read so say which chunk decided."""
+    """Whether a task's answers have the chunk that decided, for documents that are read so."""
     is_chunked = documents is not None and documents.too_long == "chunk"
     return is_chunked and task.chunks == "max" and task.classifier is None
 

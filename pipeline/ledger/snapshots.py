@@ -227,7 +227,7 @@ def _parsed(store: Store, number: int, data: bytes) -> dict[str, Any]:
 
 @contextmanager
 def _parsing(store: Store, number: int) -> Iterator[None]:
-    """A snapshot without what it must have is a StorageError."""
+    """Raises a StorageError for a snapshot that lacks a field or has a wrong one."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
@@ -238,7 +238,7 @@ def _parsing(store: Store, number: int) -> Iterator[None]:
 
 
 def _content_hash(header: Mapping[str, Any], files: pa.Table) -> str:
-    """What two snapshots share exactly if they show the same work in the same objects."""
+    """A hash that is equal for two snapshots exactly if they show the same work and objects."""
     digest = hashlib.sha256(canonical_json(header))
     for batch in files.select(["key", "etag"]).to_batches(max_chunksize=GROUP_SHARDS):
         digest.update(
@@ -252,8 +252,8 @@ def _check_unchanged(
 ) -> None:
     """StorageError that names each of the files of a snapshot that is another file now.
 
-    A file of a run that began after the snapshot replaces one that somebody deleted, and is not
-    meant. `now` has the current files with their counts.
+    A file of a run that began after the snapshot replaces one that somebody deleted, and is no
+    error. `now` has the current files with their counts.
     """
     at = pc.index_in(was["key"], value_set=now["key"].combine_chunks())
     current = now.select(["hash", "since"]).take(at)

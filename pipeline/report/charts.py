@@ -31,10 +31,11 @@ class Chart:
 
 
 def histograms(scores: Sequence[ScoreCounts], kind: str = "choice") -> list[Chart]:
-    """The charts of a task: of two labels the first, else the labels with most to show.
+    """The charts of a task: of two labels the first, else the labels with the most documents above
+    the lowest bar.
 
-    Of kind `multi`, the second of two labels has a chart of its own. A label has something to show
-    if one document in a hundred scores above the lowest bar.
+    Of kind `multi`, the second of two labels has a chart of its own. A label has a chart if one
+    document in a hundred scores above the lowest bar.
     """
     # — of two labels the second mirrors the first
     candidates = scores[:1] if len(scores) == 2 and kind != "multi" else scores

@@ -1,4 +1,4 @@
-"""The report of `check`: a verdict, then what was found, in numbers."""
+"""The report of `check`: a verdict, then the findings, in numbers."""
 
 from __future__ import annotations
 

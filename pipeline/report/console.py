@@ -1,8 +1,8 @@
 """What all reports share: consoles, safe text, tables, the log of a cluster job.
 
 A report is a function that yields its parts: tables, names with values, and lines. `printed` makes
-it print them, with each control character escaped: texts of strangers (documents, labels, paths)
-control no terminal.
+it print them, with each control character escaped: texts of others (documents, labels, paths)
+cannot control a terminal.
 """
 
 from __future__ import annotations

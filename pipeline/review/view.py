@@ -23,7 +23,7 @@ _START = 60  # characters of a text in the history
 
 
 def task_json(session: Session, command: str) -> dict[str, Any]:
-    """What stays the same for the whole review."""
+    """The values that stay the same during the review."""
     task = session.task
     return {
         "name": task.name,
@@ -48,7 +48,7 @@ def view_json(session: Session, person: str) -> dict[str, Any]:
 
 
 def _question(task: TaskSpec) -> str:
-    """What a person reads above the names of the labels."""
+    """The text above the names of the labels."""
     if task.guide is not None:
         return task.guide
     if task.question is None:

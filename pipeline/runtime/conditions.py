@@ -118,7 +118,7 @@ def check(
 def inside(
     shard: Shard, limit: str | None, documents: pa.Table, options: Options
 ) -> tuple[Bools, int]:
-    """[docs]: which documents of a shard the condition of a run accepts; how many it cannot judge.
+    """[docs]: which documents of a shard the condition of a run accepts; on how many it fails.
 
     `documents` has the columns of a documents file. A document that cannot be read has the hash of
     the empty text, and no value in the columns of the input. None accepts all documents.
@@ -141,7 +141,7 @@ def drawn_below(share: float) -> str:
 def drawn_from(limit: str, shards: Sequence[Shard]) -> tuple[Shard, ...]:
     """The shards of which the condition of a run may accept a document; one shard at least.
 
-    A sample of a large corpus has no document of most shards, whose texts nobody needs to read.
+    A sample of a large corpus has no document of most shards, whose texts need not be read.
     """
     name, _, share = limit.partition(" < ")
     if name != DRAW:
@@ -203,7 +203,7 @@ def accepted_by(
     answers: Mapping[str, pa.StructArray],  # [docs] by task that the condition names
     values: pa.Table | None,  # [docs] the columns of the input that conditions name
 ) -> tuple[Bools, int]:
-    """[docs]: which documents the condition of a task accepts, and how many it cannot judge."""
+    """[docs]: which documents the condition of a task accepts; on how many it fails."""
     assert task.when is not None, task.name
     place = spec.tasks.index(task)
     types = _types(spec.tasks[:place])

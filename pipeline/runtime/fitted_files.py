@@ -150,7 +150,7 @@ def _ask(method: str, path: str, options: Options, *, place: str, made_by: str) 
             file_system, key = file_system_at(path, options)
         except (ValueError, ImportError) as error:  # no such protocol or package
             raise SpecError([Problem(place, f"cannot be opened: {error}", path)]) from error
-        file_system.invalidate_cache()  # forgets what it listed before
+        file_system.invalidate_cache()  # of earlier listings
     local = isinstance(file_system, LocalFileSystem)
     try:
         if local:

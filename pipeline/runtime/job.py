@@ -251,7 +251,7 @@ def _condition(
 def _check_architecture(spec: JobSpec, files: ModelFiles, places: Mapping[str, str]) -> None:
     """SpecError unless the model has a head that classifies, or sees images, where that is asked.
 
-    Tasks of labels alone ask for the head.
+    Tasks with nothing but labels need the head.
     """
     config = model_config(files, spec.model.storage_options)
     if spec.input.image is not None and not config.get("vision_config"):

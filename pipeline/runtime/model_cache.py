@@ -78,7 +78,7 @@ def cached_model(
         if _is_whole(folder, cache_dir):
             return folder
         for left in (folder, *filter(_is_left, folder.parent.glob(f"{name}.partial-*"))):
-            shutil.rmtree(left, ignore_errors=True)  # — who has mapped its files keeps them
+            shutil.rmtree(left, ignore_errors=True)  # — processes that mapped its files keep them
         require_room(folder, needed())
         written = folder.with_name(f"{name}.partial-{socket.gethostname()}-{os.getpid()}")
         written.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What is wrong with a model's folder, by its JSON files and headers. Entry point: `check_folder`.
+"""Checks a model's folder by its JSON files and headers. Entry point: `check_folder`.
 
 The driver calls it before workers start. It reads no weights, and must not import torch.
 """

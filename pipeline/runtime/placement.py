@@ -52,7 +52,7 @@ _TOKEN_BYTES = 3
 # A crash costs at most a shard: about a minute of one worker at these rates.
 _SHARD_SECONDS = 60
 _FLOPS = {"cpu": 100e9, "cuda": 200e12}
-_LEAST_FLOPS = 5e9  # a second, of a thread of an old processor that others use, too
+_LEAST_FLOPS = 5e9  # a second, of a thread of an old processor that is shared
 _BYTES_PER_TOKEN = 4
 _MIN_SHARD_BYTES = 32 * 1024
 SERVER_SHARD_BYTES = 1024**2  # some hundred requests
@@ -127,7 +127,8 @@ def engine_bytes(
             kept = prefix + searches * (prefix + max_tokens)
             own += shape.engine_bytes(kept_tokens=kept, tokens=tokens)
         except (AttributeError, OSError, ValueError):
-            # — GGUF, or the family's defaults; what loads the model says what is wrong with a file
+            # — GGUF, or the family's defaults; the loader of the model reports what is wrong with a
+            # file
             width = (weights / item_bytes / _OF_WEIGHTS) ** (1 / 3)
             own += int(tokens * item_bytes * _UNKNOWN_NUMBERS * width)
     # — rounded weights are rounded in each process
@@ -150,7 +151,7 @@ def processor_formats(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     """The number formats that this machine's processors compute at speed.
 
     float32, and those of bfloat16 and int8 that are faster. int8 is also named where the system
-    does not say what its processors can do: the model is refused when it is loaded.
+    does not list the features of its processors: the model is then refused when it is loaded.
     """
     if not cpuinfo.exists():  # — which Linux alone has
         return frozenset({"float32", "int8"})

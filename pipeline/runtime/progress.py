@@ -60,14 +60,14 @@ Send = Callable[[WorkerReport], None]
 
 
 def ignore(*_: object, **__: object) -> None:
-    """Takes a report that nobody reads."""
+    """Discards a report."""
 
 
 class Display:
-    """What only shows a run, such as its progress: its errors never end the run.
+    """A display of a run, such as its progress: an error of it never ends the run.
 
     Args:
-        name: What it is, for the log.
+        name: Its name in the log.
     """
 
     def __init__(self, name: str) -> None:

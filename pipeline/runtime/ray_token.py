@@ -1,6 +1,6 @@
-"""The token with which a Ray and its clients know each other.
+"""The token with which a Ray and its clients authenticate each other.
 
-Entry points: `token_mode`, and `answers_without_token` for a cluster that asks for none. Of Ray's
+Entry points: `token_mode`, and `answers_without_token` for a cluster that requires none. Of Ray's
 private names those are used that read the token's mode again.
 """
 
@@ -29,7 +29,7 @@ def token_mode(*, starts: bool = False) -> Iterator[None]:
 
     The token is that of `RAY_AUTH_TOKEN`, `RAY_AUTH_TOKEN_PATH` or `~/.ray/auth_token`, as in Ray.
     A Ray that this process starts gets a random one that is in no file, unless a variable has one.
-    `RAY_AUTH_MODE=disabled` asks for no token.
+    With `RAY_AUTH_MODE=disabled` no token is used.
 
     SpecError for a token that Ray cannot use.
     """
@@ -105,7 +105,7 @@ def answers_without_token(place: str) -> bool:
 
 
 def refused_token(address: str) -> RefusedError:
-    """The error of a cluster that asks for a token and got another one, or none."""
+    """The error of a cluster that requires a token and received another one, or none."""
     fix = f"{address} refuses the token, or got none; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to "
     return RefusedError(Problem(Option("address"), f"{fix}the cluster's own"))
 

@@ -77,7 +77,7 @@ _OF_RAY = ("ray::", *_SERVICES)
 def remote_ray(address: str | None, *, insecure: bool = False) -> Iterator[bool]:
     """Whether this process is connected to a Ray in the block: to that at `address`, or before.
 
-    RefusedError for a cluster that accepts anyone, unless that is meant by `insecure`.
+    RefusedError for a cluster that accepts anyone, unless `insecure` allows that.
     """
     if address is None:
         yield ray.is_initialized()
@@ -163,14 +163,15 @@ def _refuse_open(address: str, *, insecure: bool) -> None:
     place = ray.get_runtime_context().gcs_address
     if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
         if answers_without_token(place):
-            text = f"the Ray cluster at {place} asks for no token, and no worker starts there for "
+            text = f"the Ray cluster at {place} requires no token, and no worker starts there for "
             text += "a process that has one; set RAY_AUTH_MODE=disabled, or start it with "
             raise RefusedError(Problem(Option("address"), f"{text}RAY_AUTH_MODE=token"))
         return
     if insecure or is_loopback(f"//{place}"):
         return
-    text = f"the Ray cluster at {place} asks for no token, and whoever reaches it can run programs "
-    text += "there; start it with RAY_AUTH_MODE=token, or accept the risk with --insecure-cluster"
+    text = f"the Ray cluster at {place} requires no token, and anyone who reaches it can run "
+    text += "programs there; start it with RAY_AUTH_MODE=token, or accept the risk with "
+    text += "--insecure-cluster"
     if address != "auto":
         raise RefusedError(Problem(Option("address"), text))
     logger.warning("%s", text)
@@ -242,7 +243,7 @@ def _start(*, num_cpus: int, num_gpus: int, folder: str) -> Any:
                 include_dashboard=False,
                 _node_ip_address=LOOPBACK,
                 _temp_dir=folder,
-                # — in a thread Ray warns that it sets no handler of SIGTERM, which nobody wants
+                # — in a thread Ray warns that it sets no handler of SIGTERM; none is wanted
                 logging_level=logging.ERROR,
             )
     except Exception as error:

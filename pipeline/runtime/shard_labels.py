@@ -1,4 +1,4 @@
-"""The labels of one shard: its steps are answered one after the other, each where its condition is.
+"""The labels of one shard: its steps are answered in order, each where its condition accepts.
 
 Entry point: `ShardLabels`.
 """
@@ -97,7 +97,7 @@ class ShardLabels:
         """Answers the steps about the rows from `start` to before `end`.
 
         Questions to one model whose conditions are known are answered in one reading, and
-        classifiers before them: a condition may wait for a classifier.
+        classifiers before them: a condition may depend on a classifier.
         """
         within = np.zeros(self._rows, np.bool_)
         within[start:end] = True
@@ -239,7 +239,7 @@ class ShardLabels:
         """The task's label file."""
         steps, fingerprint = self._steps_of(task.name), self._job.fingerprints[task.name]
         metadata = self._job.metadata(fingerprint, steps)
-        if len(steps) == 1:  # — the files of several stages say what answered
+        if len(steps) == 1:  # — the files of several stages have the metadata
             metadata |= self._readers[steps[0].reader].metadata
         if reused := self._shard.reused.get(steps[0].version):
             metadata[TAKEN_OVER] = str(reused)
@@ -284,7 +284,7 @@ class ShardLabels:
 def decided(step: Step, answers: pa.StructArray) -> Bools:
     """[docs]: which answered documents no later stage is asked about.
 
-    A document whose answer failed is one of them: its row says why.
+    A document whose answer failed is one of them: its status has the reason.
     """
     assert step.thresholds is not None, step.task
     labels = tuple(step.asked.labels)
@@ -322,7 +322,7 @@ def loaded(load: Callable[[], object]) -> None:
 
 
 def _worse(status: pa.StringArray, other: pa.StringArray) -> pa.StringArray:
-    """[docs] the status, or the other one where only that says that the document failed.
+    """[docs] the status, or the other one where only the other is a failure.
 
     A document that is `ok` so far has the other status.
     """

@@ -157,7 +157,7 @@ class Nodes:
 class Watch:
     """Announces what a run does, at each change and every second, until it is closed.
 
-    Each document is counted once: reports and commits come on different ways, in any order.
+    Each document is counted once: reports and commits arrive separately, in any order.
 
     Args:
         announce: Takes the progress. Two threads call it, one at a time.
@@ -174,7 +174,7 @@ class Watch:
         self._committed_work: set[WorkKey] = set()
         self._at_work: dict[WorkKey, WorkerReport] = {}
         self._workers = Workers(stall_limit_s)
-        self._asking = threading.Lock()  # so that nobody asks Ray after its end
+        self._asking = threading.Lock()  # so that Ray is not called after its end
         self._nodes = Nodes()
         self._mailbox: Any = None  # the handle of an actor
         self._metrics: RunMetrics | None = None
@@ -249,14 +249,14 @@ class Watch:
 
     def check(self) -> None:
         """An error if the workers cannot go on; the graph calls it."""
-        # — without the lock: a terminal that is stopped may keep it
+        # — without the lock, which a stopped terminal may hold
         self._workers.check(time.monotonic())
 
     @contextmanager
     def mailbox(self, job: Job, plan: Plan, longest_batch_s: float) -> Iterator[Post | None]:
         """The post of the job's workers, which is read inside the block; None without Ray.
 
-        Inside the block, the run's metrics are counted, too. No worker is silent before
+        Inside the block, the run's metrics are counted, too. No worker counts as silent before
         `longest_batch_s`.
         """
         if not ray.is_initialized():

@@ -69,7 +69,7 @@ class ModelFiles:
 
     @property
     def id(self) -> str:
-        """Changes when any file does."""
+        """A hash that changes when any file changes."""
         return short_hash(canonical_json(dict(self.hashes)))
 
     def loaded_bytes(self, dtype: str) -> int:
@@ -130,7 +130,7 @@ def locate(model: ModelSpec, cache_dir: Path, *, downloads: bool = True) -> Mode
 def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
     """A local folder with the files, or the local GGUF file.
 
-    StorageError unless their content is what `locate` found.
+    StorageError unless their content has the hashes of `locate`.
     """
     if files.kind == "remote":
         needed = files.size_bytes
@@ -246,7 +246,7 @@ def _root_files(file_system: AbstractFileSystem, place: str) -> dict[str, FileIn
 
 
 def _etags(infos: Mapping[str, FileInfo]) -> dict[str, str]:
-    """What the store says of the content of each file of a model."""
+    """The store's identifier of the content of each file of a model."""
     return {name: remote_etag(name, info) for name, info in infos.items() if _is_ours(name)}
 
 
@@ -324,7 +324,7 @@ def _from_hub(repo: str, revision: str | None, names: Sequence[str]) -> Path:
 
 
 def _not_on_hub(path: str, revision: str | None, reason: Exception) -> AssayError:
-    """The error of a model that the Hub does not give."""
+    """The error of a model that the Hub does not return."""
     cause = reason.__cause__ if isinstance(reason.__cause__, NOT_THERE) else reason
     fix = hub_fix(cause, path)
     if isinstance(cause, RevisionNotFoundError):

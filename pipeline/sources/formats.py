@@ -81,7 +81,7 @@ _CONTENTS = (
 
 
 def foreign_content(path: str, format: str, options: Options) -> str | None:
-    """What a file that cannot be read is, and what to do about it; None if that is unknown."""
+    """The actual kind of a file that cannot be read, with the fix; None if it is unknown."""
     heads = []
     for opening in (opened(path, options), decompressed(path, format, options)):
         with suppress(OSError, EOFError, StorageError), opening as stream:

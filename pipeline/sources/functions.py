@@ -59,7 +59,8 @@ _TYPES = {
         timestamp_s""",
 }
 _TYPES_OF = {kind: frozenset(names.split()) for kind, names in _TYPES.items()}
-# The classes of nodes in DuckDB's parse tree that have no name, and do no more than they say.
+# The classes of nodes in DuckDB's parse tree that have no name, and have no effect beyond their
+# value.
 _CLASSES = frozenset(
     {"BETWEEN", "CASE", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT", "OPERATOR", "TYPE"}
 )

@@ -159,7 +159,7 @@ def find_files(
     with fetching(path_glob), option_errors("input.storage_options", options):
         try:
             file_system, place = file_system_at(path_glob, options)
-            file_system.invalidate_cache()  # forgets what it listed before
+            file_system.invalidate_cache()  # of earlier listings
             infos = files_at(file_system, place, of_first_kind, left_out, output)
         except FileNotFoundError:
             if not _lacks_bucket(file_system, place):

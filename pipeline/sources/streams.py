@@ -116,7 +116,7 @@ def stream_at(version: ObjectVersion, options: Options, start: int) -> Iterator[
 
 
 class Forward(Protocol):
-    """A reader of an object that cannot go back."""
+    """A reader of an object that reads forwards only."""
 
     file: Fetched
     position: int  # in bytes or rows
@@ -194,7 +194,7 @@ class Fetched:
 
     def read(self, size: int = -1, /) -> bytes:
         with fetching(self._path):
-            # — a read that fails stays where it was
+            # — a failed read does not move the position
             return retry(partial(self._opened().read, size))
 
     def seek(self, offset: int, whence: int = 0, /) -> int:

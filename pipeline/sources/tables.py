@@ -53,7 +53,7 @@ class Table:
 def table_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
     """Row groups or record batches, with the text column's uncompressed size.
 
-    The batches of Arrow are read: only they know their row counts.
+    The batches of Arrow are read, because their row counts are stored in them alone.
     """
     columns = [name for name in (version.text_column, version.image_column) if name is not None]
     if version.format == "arrow":

@@ -68,7 +68,7 @@ def _listed(
     version: ObjectVersion, file_system: AbstractFileSystem, place: str
 ) -> tuple[str, list[_File]]:
     """The folder and the files of this version, listed once in a process: a shard has few."""
-    file_system.invalidate_cache()  # forgets what it listed before
+    file_system.invalidate_cache()  # of earlier listings
     files = _entries(file_system, text_infos(file_system, place, version.view))
     file_system.invalidate_cache()  # a file that is read is looked at again
     now = sum(size for _, size, _ in files), short_hash(canonical_json(files))

@@ -1,4 +1,4 @@
-"""What a version of a table says of one of its data files: its deleted rows, and its columns.
+"""The view that a version of a table has of a data file: its deleted rows, and its columns.
 
 Entry points: `DataFile`, `view_of`, and `deletions` and `constants` for the JSON of a view. A view
 is a part of the shard's identity, so it has rows and names, and not the version's number: a file

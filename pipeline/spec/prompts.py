@@ -1,7 +1,7 @@
 """The text around a document: one prompt as a tree of three spans.
 
     prefix            system prompt, examples, instruction: the same for every document
-      └─ document      the text itself, never seen here
+      └─ document      its text, which this module does not have
            └─ suffix  what follows it: the question and the answer position, one per task
 
 Entry points: `prompt_text`, to which a chat template is passed as a function, and `messages` for

@@ -37,7 +37,7 @@ from pipeline.spec.tasks import CascadeTask, TaskSpec
 
 Place = tuple[int | str, ...]
 JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
-IN_WORDS = {  # what an error says instead of a pattern
+IN_WORDS = {  # the words of an error in place of a pattern
     TASK_NAME: "write 1 to 63 lower case letters, digits and _, and begin with a letter",
     JOB_NAME: "write 1 to 63 letters, digits and . _ - without spaces, and begin with a letter or "
     "a digit",
@@ -166,7 +166,7 @@ class JobSpec(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _prompts_for_images(cls, content: Any) -> Any:
-        """With images, the defaults of the prompt do not speak of a text."""
+        """With images, the defaults of the prompt do not mention a text."""
         source = content.get("input") if isinstance(content, Mapping) else None
         if not isinstance(source, Mapping) or not source.get("image"):
             return content

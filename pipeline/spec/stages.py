@@ -57,7 +57,7 @@ Share = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
 
 
 def _combination(task: Mapping[str, Any]) -> Literal["max", "mean"]:
-    """How a task combines the answers to chunks, unless it says so itself."""
+    """How a task combines the answers to chunks by default."""
     return "max" if len(task["labels"]) == 2 or task["kind"] == "multi" else "mean"
 
 
@@ -85,7 +85,7 @@ class DocumentsSpec(Frozen):
 
 
 class Task(Frozen):
-    """What every task has."""
+    """The keys that every task has."""
 
     name: str = Field(pattern=TASK_NAME)
     """Name of the task and of its column: lower case letters, digits and `_`."""
@@ -112,8 +112,7 @@ class Task(Frozen):
     separator: str | None = Field(default=None, min_length=1)
     """Text between the levels of hierarchical labels, such as `/`."""
     guide: Text | None = None
-    """What people read on the page of `assay review` in place of the question. It changes no
-    answer."""
+    """Text on the page of `assay review` in place of the question. It changes no answer."""
 
     @model_validator(mode="before")
     @classmethod
@@ -319,7 +318,7 @@ def unread_by_servers(task: StageSpec) -> Iterator[tuple[str, str]]:
 
 
 def reader_of(content: Any) -> str:
-    """What answers a task with these keys, or a valid task."""
+    """The kind of reader that answers a task with these keys, or a valid task."""
     for key, reader in READERS.items():
         is_mapping = isinstance(content, Mapping)
         if (content.get(key) if is_mapping else getattr(content, key, None)) is not None:

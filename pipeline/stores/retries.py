@@ -43,7 +43,7 @@ _answered = threading.Event()  # whether a store has answered this process
 
 
 class Cause(Enum):
-    """Why a request failed. Each cause asks for another reaction."""
+    """Why a request failed. Each cause needs another reaction."""
 
     EXISTS = auto()  # the object exists
     MISSING = auto()  # no such object or bucket
@@ -162,7 +162,8 @@ def cause_of(error: BaseException) -> Cause:
 def retry(call: Callable[[], Result], policy: RetryPolicy = RetryPolicy()) -> Result:
     """The result of the call, repeated after transient errors; its last error at the end.
 
-    Some clients try again themselves, and take for final what is not: s3fs an error 500.
+    Some clients try again themselves, and treat some transient errors as final: s3fs does so with
+    status 500.
     """
     seconds = policy.seconds if _answered.is_set() else policy.first_seconds
     retrying = Retrying(
@@ -239,7 +240,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _own(error: BaseException) -> BaseException:
-    """The client's error: for every failure of a web server, fsspec says that there is no file."""
+    """The client's error: fsspec reports every failure of a web server as a missing file."""
     cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
     return cause if isinstance(cause, HttpClientError | TimeoutError) else error
 

@@ -1,4 +1,4 @@
-"""A run that teaches itself: cheap answers for a cascade, and the proof of what they promise.
+"""Certificates of cascades: cheap answers are fitted on a sample, and their promise is proved.
 
 Entry point: `certify`, which a run calls before it labels. For each cascade that has no certificate
 of the current input:
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 SAMPLE, LARGEST_SHARE = 2_000, 0.1  # documents, and a share of all
 MOST_TIMES = 10  # a sample of a corpus that grew has at most 10 times the documents that it needs
-LEAST_SAVED = 0.05  # of a whole run; less does not pay for the sample
+LEAST_SAVED = 0.05  # of a whole run; less is not worth the sample
 
 
 def certify(
@@ -79,7 +79,7 @@ def certify(
         if not due:
             return counts
         least = max(_share(task.cascade, planned.rows) for task in due.values())
-        # — the share of an earlier sample stays, so that new files give it their part
+        # — the share of an earlier sample stays, so that new files have the same share of it
         known = [own for name in due if (own := job.cascades[name]).draw <= MOST_TIMES * least]
         share = max([least, *(own.draw for own in known)])
         again = {own.task: own for own in known if own.thresholds is not None}
@@ -212,7 +212,7 @@ class _Cascade:
     def candidate(self, texts: Texts) -> Certificate:
         """What is tried: the stages of the spec, or a readout that is fitted now.
 
-        It has a reason where nothing is worth a trial.
+        It has a reason if no readout saves enough to be tested.
         """
         if not self.task.cascade.is_auto:
             return self.unproved
@@ -223,7 +223,7 @@ class _Cascade:
         return replace(self.unproved, **asdict(taught))
 
     def lack(self) -> str:
-        """Why the second half of the sample can prove nothing; ""."""
+        """Why the second half of the sample is too small for a proof; "" if it is not."""
         promise, documents = self.judged.promise, "documents"
         counted, positive = self.answered & ~self.first_half, self.judged.positive(self.whole.p)
         if positive is not None:

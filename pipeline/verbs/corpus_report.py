@@ -283,7 +283,7 @@ def examples(
 ) -> Iterator[ShownDocument]:
     """The documents to show: by the filter's decision, then of each task. Equal texts are one.
 
-    Of kind `multi`, the label is the least sure of those that are `scored`.
+    Of kind `multi`, the label is that with the smallest margin of those that are `scored`.
     """
     for kind, condition in ((KEPT, "not _dropped"), (DROPPED, "_dropped")):
         by_hash = _first(table, f"status = 'ok' and {condition}", "0")

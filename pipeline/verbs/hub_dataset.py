@@ -90,7 +90,7 @@ def _on_hub(places: Sequence[str], folder: Path, url: str) -> tuple[str, ...]:
 def _dataset(
     spec: JobSpec, url: str, content: str, command: str
 ) -> Iterator[tuple[Path, Callable[..., None]]]:
-    """A folder whose files become those of a dataset when the block ends, and what writes its card.
+    """A folder whose files replace a dataset's when the block ends, and a function for its card.
 
     The card has the snapshot, some lines, and the globs of each configuration's files.
     """

@@ -106,7 +106,7 @@ class Answers:
             self._schema = wide_schema(contents, [task.name])
 
     def of_shard(self, sid: str) -> Callable[[int, str], tuple[float, ...] | None]:
-        """What gives p of a row with this content hash, or None; by the row of the object."""
+        """A function of a row of the object and its content hash, which returns its p or None."""
         if sid not in self._shards:
             return lambda _row, _hash: None
         rows = read_shard(

@@ -1,4 +1,4 @@
-"""Readouts of early layers, fitted to what the whole model answers about a sample: `teach`.
+"""Readouts of early layers, fitted to the whole model's answers about a sample: `teach`.
 
 The document's states are read at a few layers and, where documents are long, also of their first
 tokens alone. The cheapest place is that which saves the most, by the rule that the held-out answers
@@ -59,8 +59,8 @@ class Taught:
 
 @dataclass(frozen=True)
 class Texts:
-    """What readouts are fitted to: the first half of a sample. Its states are read once, for all
-    tasks.
+    """The texts that readouts are fitted to: the first half of a sample. Their states are read
+    once, for all tasks.
     """
 
     sample: Sample

@@ -207,7 +207,7 @@ def test_a_cluster_that_others_reach_without_a_token_is_refused_unless_the_risk_
     monkeypatch.setattr("pipeline.runtime.session._connect", nullcontext)
     monkeypatch.setattr("pipeline.runtime.session.answers_without_token", lambda _: False)
     monkeypatch.setenv("RAY_AUTH_MODE", mode)
-    line = f"the Ray cluster at {place} asks for no token, and whoever reaches it can run programs"
+    line = f"the Ray cluster at {place} requires no token, and anyone who reaches it can run"
     if outcome == "refused":
         refusal = pytest.raises(RefusedError, match=f"{line}.*--insecure-cluster")
         with refusal as raised, remote_ray(address, insecure=insecure):

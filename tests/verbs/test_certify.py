@@ -226,7 +226,7 @@ def test_verify_computes_a_certificate_again(corpus: Corpus) -> None:
     share = replace(own.shares["agree"], errors=own.shares["agree"].errors + 1)
     wrong = replace(snapshot, certificates={"toxic": replace(own, shares={"agree": share})})
     [damage] = wrong_certificates(corpus.store, wrong)
-    assert damage.key == "the certificate of toxic" and "the stored answers say" in damage.what
+    assert damage.key == "the certificate of toxic" and "the stored answers give" in damage.what
     judged = Judged.of(["toxic", "clean"], "choice", own.promise)
     cheapest = judged.rules(np.array(own.curves))[-1]
     wrong = replace(snapshot, certificates={"toxic": replace(own, thresholds=cheapest, rule=200)})

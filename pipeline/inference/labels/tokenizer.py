@@ -37,7 +37,7 @@ _TURN, _ANSWER = "\ue0d2", "\ue0d3"
 _OPENED = re.compile(r"<(think\w*|reason\w*)>\s*$")  # a prompt that ends where a model thinks
 
 
-# Part of each piece that replaces a control token: a text cannot contain what nobody can guess.
+# Part of each piece that replaces a control token: random, so that no text contains it.
 _UNGUESSABLE = secrets.token_hex(8)
 # Characters that are tokenised at once: each token takes some hundred bytes until it is a number.
 _BATCH_CHARS = 500_000
@@ -91,9 +91,9 @@ class DocumentTokenizer:
 def control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Special tokens, and added tokens that the chat template writes or the tokenizer declares.
 
-    The token of unknown letters is one of them: text may need it, but may not write it. Whitespace
-    that is not special, such as Gemma's runs of line breaks, which templates write as ordinary
-    text, is not a control token.
+    The unknown token is one of them: a text may be encoded to it, but may not contain its written
+    form. Whitespace that is not special, such as Gemma's runs of line breaks, which templates write
+    as ordinary text, is not a control token.
     """
     written = _template_text(tokenizer)
     # — only newer versions of transformers have it
