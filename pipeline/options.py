@@ -83,7 +83,7 @@ class RunOptions(WorkOptions):
 
 @dataclass(frozen=True, slots=True)
 class GoldOptions:
-    """Which gold labels are read; the spec's `gold` says how."""
+    """Which gold labels are read; the spec's `gold` has the columns."""
 
     gold: str | None = None
     """Gold labels: a CSV, TSV, JSON lines or Parquet file, or another run's output (default: the
@@ -164,7 +164,7 @@ class ReviewOptions:
             fix = "a part of an audit's sample is no sample; leave --where or --by audit out"
             raise option_error("where", fix, self.where)
         if self.order == "audit" and self.task is not None:
-            fix = "an audit asks drop or keep, of the filter and not of a task; leave --task out"
+            fix = "an audit labels drop or keep for the filter, not for a task; leave --task out"
             raise option_error("task", fix, self.task)
 
 

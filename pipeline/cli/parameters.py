@@ -1,6 +1,6 @@
 """The flags of the command: one for each field of the library's options. Entry point: `with_flags`.
 
-A flag has the name, the default and the help of its field. The tables below say what differs.
+A flag has the name, the default and the help of its field. The tables below have the exceptions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A stratified random sample of a corpus, and what its labels say about the whole corpus.
+"""A stratified random sample of a corpus, and estimates of the whole corpus from its labels.
 
 Entry points: `strata` and `allocate` before the labels, `estimate` after them.
 

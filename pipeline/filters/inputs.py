@@ -74,7 +74,7 @@ def check_columns_of(
 def _check_file(
     shard: Shard, options: Options, columns: Sequence[str], place: str
 ) -> Mapping[str, str]:
-    """The columns that a file lacks, each with a line that says so; SpecError for a wrong one."""
+    """The columns that a file lacks, each with the line of its error; SpecError for a wrong one."""
     kinds: Mapping[str, pa.DataType] = {}
     with reading(shard.path):
         if shard.version.format in TABLES:

@@ -71,7 +71,7 @@ class LabelledRows:
         return pa.schema([*self.answers_schema, *doc])
 
     def shards(self, cache_dir: Path) -> tuple[dict[str, Shard], int]:
-        """The snapshot's shards in the input by id, and the number of files it does not know.
+        """The snapshot's shards in the input by id, and the number of files that it does not have.
 
         Raises:
             SpecError: The input does not have the columns.

@@ -82,7 +82,7 @@ def relative_paths(path_glob: str, paths: Collection[str], options: Options) -> 
     else:  # — a table's files may be anywhere
         folder = os.path.commonpath([place.rpartition("/")[0] for place in places.values()])
     if alone := [path for path, place in places.items() if not place.startswith(f"{folder}/")]:
-        raise SpecError([Problem("input.path", f"{alone[0]} does not lie below it", path_glob)])
+        raise SpecError([Problem("input.path", f"{alone[0]} is not below it", path_glob)])
     relative = {path: _as_key(place.removeprefix(f"{folder}/")) for path, place in places.items()}
     for path in relative:
         if format_of(path) in (None, "txt"):  # the text files of a folder, or of a glob

@@ -55,7 +55,7 @@ class Written:
     manifest: str
     shards: int
     created: int  # objects; 0 if everything existed
-    new_files: int  # files that the input has now and the snapshot does not know
+    new_files: int  # files of the input that are not in the snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ class Audit:
     """People's decisions about the texts of a sample, by content hash."""
 
     drawn: Mapping[str, Drawn]
-    drops: Mapping[str, bool]  # whether most people say drop
+    drops: Mapping[str, bool]  # whether most people chose drop
     counts: GoldCounts
 
 

@@ -41,7 +41,7 @@ class GoldRows:
 
     path: str
     columns: Mapping[str, Sequence[object]]
-    # By task, why documents are no random sample, with their number; {} if nothing says so.
+    # By task, why documents are no random sample, with their number; {} without a reason.
     chosen: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property

@@ -1,7 +1,7 @@
 """Gold labels: the labels that people, or a better model, gave to some documents.
 
 Entry point: `read_gold`, from a file with a column for each task, of labels or of scores
-(`values`), or from the answers of another run of assay, a teacher. The spec says how.
+(`values`), or from the answers of another run of assay, a teacher. The spec has the columns.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def read_gold(path: str | None, spec: JobSpec, tasks: Sequence[str] = ()) -> Gol
         return _read_teacher(source, spec, chosen, tasks)
     in_file = read_gold_rows(source, format, spec.input.storage_options)
     if is_audit(in_file):
-        fix = "is an audit, which says of each document drop or keep; `assay eval` and `assay "
+        fix = "is an audit, whose labels are drop and keep; `assay eval` and `assay "
         raise gold_error(source, f"{fix}report` read it")
     rows = label_columns(in_file, chosen)
     if not rows.rows:

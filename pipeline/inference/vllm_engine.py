@@ -203,7 +203,7 @@ def load_vllm(
 
 
 def _reason(error: Exception) -> str:
-    """The line of an error that says what is wrong."""
+    """The line of an error with the cause."""
     if isinstance(error, ValidationError):  # — its last line is the address of a manual
         return str(error.errors()[0]["msg"])
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]

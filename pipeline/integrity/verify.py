@@ -315,7 +315,7 @@ def _checked(
         ("shard", origin and origin.id, shard.sid),
     ):
         if actual != expected:
-            reason = f"its metadata says {name} {actual!r}, and its key says {expected!r}"
+            reason = f"its metadata has {name} {actual!r}, and its key has {expected!r}"
             damages.append(_damage(file, reason))
     return table
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pipeline.verbs.forecast import Forecast
     from pipeline.verbs.run import RunResult
 
-SAMPLE = 1_000  # documents to label, to know the speed
+SAMPLE = 1_000  # documents to label for an estimate of the speed
 
 
 @printed

@@ -122,7 +122,7 @@ def reader_model(
     if reader.spec.model.engine != "assay":
         fix = "this command needs assay's own engine; write assay, or leave this out"
         raise SpecError([Problem("model.engine", fix, reader.spec.model.engine)])
-    # — the machine may have fewer cores than the cluster says; Ray sets 1 in an actor
+    # — the machine may have fewer cores than the cluster states; Ray sets 1 in an actor
     torch.set_num_threads(min(reader.placement.threads, usable_cores()))
     placement = reader.placement
     rounded_to = reader.spec.model.rounded_to if rounds else None

@@ -245,7 +245,7 @@ class Places:
     def __init__(self, count: int) -> None:
         self._count = count
         self._free = threading.Semaphore(count)
-        # — without it, two that want all places would block each other
+        # — without it, two that wait for all places would block each other
         self._taking = threading.Lock()
 
     @contextmanager

@@ -39,7 +39,7 @@ ULIMITS_OF_RAY = (
 )
 # The first compute capability with products of a number format: Ampere and Ada.
 _FIRST_CAPABILITY = {"bfloat16": (8, 0), "fp8": (8, 9)}
-# torch knows CUDA_VISIBLE_DEVICES, MIG devices and the limits of a container.
+# torch applies CUDA_VISIBLE_DEVICES, MIG devices and the limits of a container.
 _ASK_TORCH = """
 import json, torch
 capabilities = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]

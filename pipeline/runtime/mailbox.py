@@ -186,7 +186,7 @@ def sender(post: Post | None) -> Send:
     """Sends this process's reports to the mailbox, from now until the process ends.
 
     After the limit without a sign of life the process is killed, and Ray starts another and gives
-    it the work. Without a mailbox (None) nobody reads the reports.
+    it the work. Without a mailbox (None) the reports are discarded.
     """
     if post is None:
         return ignore

@@ -104,7 +104,8 @@ def cached_model(
 
 
 def _is_left(partial: Path) -> bool:
-    """Whether nobody writes an unfinished folder any more, by the machine and process in its name.
+    """Whether no process writes an unfinished folder any more, by the machine and process in its
+    name.
 
     Without locks, other processes of this machine may be writing.
     """

@@ -97,7 +97,7 @@ class EngineBytes:
     own: int  # its process, its prefix and its longest document
     max_tokens: int  # of that document
     shares_weights: bool = True  # with the other engines of its machine
-    place: str = "documents"  # of what the spec says about documents
+    place: str = "documents"  # the spec's key for the length of documents
 
 
 def engine_bytes(
@@ -105,7 +105,7 @@ def engine_bytes(
 ) -> EngineBytes:
     """What an engine of the spec's model takes, in a torch dtype, for documents of full length.
 
-    `place` is what the spec says about them.
+    `place` is the spec's key for their length.
     """
     weights, own, max_tokens = files.loaded_bytes(dtype), PROCESS_BYTES, spec.documents.max_tokens
     if files.kind not in ("none", "server"):
@@ -187,7 +187,7 @@ def place(model: ModelSpec, machine: Machine) -> Placement:
     """Where engines run: one a machine on CPUs, one for each `tensor_parallel` GPUs of a machine.
 
     On a CPU the engine has `model.threads` threads, or all cores. SpecError if the machine lacks
-    what the spec asks for.
+    what the spec requires.
     """
     if model.engine == "openai":  # — one actor, so that its requests and their price are bounded
         return Placement("cpu", model.dtype, actors=1, threads=1)

@@ -59,7 +59,7 @@ class Plan:
     work_items: tuple[WorkItem, ...]
     distinct: int | None = None  # texts of the shards with work; None: not known
     limit: str | None = None  # the condition of the run
-    # Documents that it accepts, by shard id, where a dry run knows them.
+    # Documents that it accepts, by shard id, where a dry run has computed them.
     inside: Mapping[str, int] = field(default_factory=dict)
 
     @property

@@ -77,8 +77,8 @@ def _check_token(place: str, token: str, *, starts: bool) -> None:
 
 def _read_variables_again() -> None:
     """Lets Ray's core read its environment again: it does so once, when it is imported."""
-    # — in this order: a thread of Ray that still asks for the token ends the process if the mode
-    # asks for one and there is none
+    # — in this order: a thread of Ray that still reads the token ends the process if the mode
+    # requires one and there is none
     core: Any = ray._raylet
     core.Config.initialize("")
     core.AuthenticationTokenLoader.instance().reset_cache()
@@ -99,9 +99,9 @@ def variables(values: Mapping[str, str]) -> Iterator[None]:
 def answers_without_token(place: str) -> bool:
     """Whether the cluster lists its nodes to a process without a token."""
     ask = "import sys, ray; ray._raylet.GcsClient(sys.argv[1]).get_all_node_info()"
-    stranger = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     command = [sys.executable, "-c", ask, place]
-    return subprocess.run(command, env=stranger, capture_output=True).returncode == 0
+    return subprocess.run(command, env=variables, capture_output=True).returncode == 0
 
 
 def refused_token(address: str) -> RefusedError:

@@ -181,7 +181,7 @@ class LoadedReader:
         identities = text_identities(documents).to_pylist()
         rules, texts = self.reader.spec.documents, documents.column("text")
 
-        @cache  # — each task asks for them
+        @cache  # — the same for each task
         def spans(row: int) -> list[tuple[int, int]]:
             return chunk_spans(self.document_reader.tokenizer, texts[row].as_py(), rules)
 

@@ -43,7 +43,7 @@ from pipeline.spec.tasks import TaskSpec
 class ShardLabels:
     """Collects the answers to the missing tasks of one shard.
 
-    `readers` answer, as `Job.readers`. The shard has texts unless `asks` turns out to be false.
+    `readers` answer, as `Job.readers`. The shard must have texts if `asks` is true.
     """
 
     def __init__(self, job: Job, readers: Sequence[LoadedReader], shard: ReadShard) -> None:

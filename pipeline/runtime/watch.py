@@ -75,7 +75,7 @@ class Workers:
         """Notes that documents are answered."""
         self._ends.clear()
 
-    def hear(self, letter: Letter, now_s: float) -> None:
+    def note(self, letter: Letter, now_s: float) -> None:
         """Notes a report; logs each worker that ends, and each node and cause that is left out."""
         self._at_work.pop(letter.worker, None)
         if not letter.is_last and letter.report.phase != WAITING:
@@ -288,11 +288,11 @@ class Watch:
         """Adds all new reports to the progress, which is announced within a second."""
         with self._changing:
             for letter in letters:
-                self._hear(letter.report)
-                self._workers.hear(letter, now_s)
+                self._note(letter.report)
+                self._workers.note(letter, now_s)
             self._workers.name_quiet(now_s, self._committed_work)
 
-    def _hear(self, report: WorkerReport) -> None:
+    def _note(self, report: WorkerReport) -> None:
         """Notes the phase of a worker, and how much of its shard it has answered."""
         if _order(self._committed.phase) < _order(report.phase) < len(WORKER_PHASES):
             self._committed = replace(self._committed, phase=report.phase)

@@ -103,7 +103,7 @@ def locate(model: ModelSpec, cache_dir: Path, *, downloads: bool = True) -> Mode
     if model == NO_MODEL:
         return ModelFiles("none", "", None, {}, 0)
     if model.engine == "openai":
-        # — the URL may change: it is that of a machine, and the name says what answers
+        # — the URL may change: it is that of a machine, and the name identifies the model
         named = {"model": model.path, "revision": model.revision or model.path}
         return ModelFiles("server", str(model.base_url), model.revision, named, 0)
     path = Path(os.path.expanduser(model.path))

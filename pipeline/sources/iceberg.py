@@ -55,7 +55,8 @@ def _loaded(table: TablePath) -> Any:
         return load_catalog(catalog).load_table(name)
     except (NoSuchTableError, NoSuchNamespaceError, NotInstalledError, ValueError) as error:
         # — ValueError of a catalog that pyiceberg's configuration does not have
-        fix = f"write iceberg://CATALOG/NAMESPACE.TABLE, as pyiceberg knows it: {one_line(error)}"
+        fix = "write iceberg://CATALOG/NAMESPACE.TABLE of pyiceberg's configuration: "
+        fix += one_line(error)
         raise SpecError([Problem("input.path", fix, table.place)]) from error
     except Exception as error:  # — each kind of catalog has a client with its own classes
         raise UnavailableError(

@@ -231,5 +231,5 @@ DELIMITERS = {"csv": b",", "tsv": b"\t"}  # by the first part of a format
 
 
 def is_quoted(format: str, stated: bool | None) -> bool:
-    """Whether a field may be in quotes: as the spec says, or else in CSV alone."""
+    """Whether a field may be in quotes: as in the spec, or else in CSV alone."""
     return format.startswith("csv") if stated is None else stated

@@ -1,4 +1,4 @@
-"""Opens an input object as a stream of bytes, decompressed as its format says.
+"""Opens an input object as a stream of bytes, decompressed by its format.
 
 Entry points: `opened`, `decompressed`, and `stream_at` for a shard, which continues the stream of
 an earlier one. `reading` and `fetching` translate errors.

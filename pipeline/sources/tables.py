@@ -261,13 +261,13 @@ def _check_types(version: ObjectVersion, schema: pa.Schema) -> None:
 
 
 def _complete(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """The batches; OSError after the last if they hold fewer rows than the footer says."""
+    """The batches; OSError after the last if they hold fewer rows than the footer states."""
     read = 0
     for batch in batches:
         read += batch.num_rows
         yield batch
     if read < rows:
-        raise OSError(f"its footer says {rows} rows, and its pages hold {read}")
+        raise OSError(f"its footer has {rows} rows, and its pages have {read}")
 
 
 def _batch_rows(file: Fetched, group: pq.RowGroupMetaData, columns: Names) -> int:

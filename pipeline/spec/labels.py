@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-# A task with more labels has no column for each of them; `top_k` says how many are kept.
+# A task with more labels has no column for each of them; `top_k` is the number that is kept.
 MOST_COLUMNS = 1_000
 # What the parts of a task of kind `multi` answer, and the texts of each.
 YES, NO = "yes", "no"

@@ -1,6 +1,6 @@
 """What one reader answers: a task of a spec, or a stage of a cascade.
 
-Entry point: `StageSpec`, a union of classes. The keys of a task say which one it is.
+Entry point: `StageSpec`, a union of classes. The keys of a task determine its class.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TASK_NAME = r"^[a-z][a-z0-9_]{0,62}$"
 DOCUMENT_COLUMNS = ("doc_id", "path", "row", "content_hash", "n_chars", "status")
 _TAKEN = (*DOCUMENT_COLUMNS, "doc")  # in SQL, the columns of the input are in `doc`
 
-# What answers a task, by the key that says so; without one of these it is a `HEAD`.
+# What answers a task, by the key that determines it; without one of these it is a `HEAD`.
 READERS = {
     "cascade": "a cascade",
     "classifier": "a classifier",
@@ -294,7 +294,7 @@ class EncoderTask(UnaskedTask):
 def unread_by_servers(task: StageSpec) -> Iterator[tuple[str, str]]:
     """The keys of a task that a server with the chat API cannot answer, each with the fix.
 
-    A server shows its first tokens as text alone. So the first letter says which label a token
+    A server shows its first tokens as text alone. So the first letter decides which label a token
     begins: a token may be as short as that.
     """
     if ANSWER in (task.question or ""):

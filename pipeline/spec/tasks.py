@@ -1,6 +1,6 @@
 """The tasks of a spec: what one reader answers, or a cascade of such stages.
 
-Entry point: `TaskSpec`, a union of classes. The keys of a task say which one it is.
+Entry point: `TaskSpec`, a union of classes. The keys of a task determine its class.
 """
 
 from __future__ import annotations

@@ -70,9 +70,9 @@ class RetryPolicy:
     longest_wait_s: float = 10.0
 
 
-# What clients raise for a failed request, without gcsfs. s3fs raises OSError for the S3 codes that
-# it knows, and passes botocore's or aiohttp's own error on for others. NotImplementedError is what
-# fsspec raises where a file system cannot write, or cannot list.
+# What clients raise for a failed request, without gcsfs. s3fs raises OSError for some codes of S3,
+# and passes botocore's or aiohttp's own error on for others. NotImplementedError is what fsspec
+# raises where a file system cannot write, or cannot list.
 _ERRORS = (
     OSError, NotImplementedError, boto.BotoCoreError, boto.ClientError, HttpClientError,
     HTTPException, HubClientError,
@@ -220,7 +220,7 @@ def option_errors(place: str, options: Mapping[str, Any]) -> Iterator[None]:
 
 
 def as_storage_error(error: BaseException, place: str, done: str) -> StorageError | RefusedError:
-    """The error that says what failed and what to do; the caller raises it."""
+    """The error with what failed and what to do; the caller raises it."""
     cause, line = cause_of(error), f"{place}: cannot be {done}: {_reason(error)}"
     if cause is Cause.UNSUPPORTED:
         return RefusedError(f"{line}; use a store that honours conditional create")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # With fewer documents, or a smaller share of them, one label may be due to chance.
 LEAST_DOCUMENTS = 50
 CONSTANT_SHARE = 0.99
-# Below it the model would nearly always say something else, and p compares rare tokens.
+# Below it the model would nearly always generate another token, and p compares rare tokens.
 LEAST_MASS = 0.01
 
 

@@ -49,7 +49,7 @@ class ExportResult:
     columns: tuple[FlatColumn, ...]
     missing_rows: int  # rows of the input that the snapshot does not have
     missing_files: int
-    new_files: int  # files that the input has now and the snapshot does not know
+    new_files: int  # files of the input that are not in the snapshot
 
     @computed_field
     @property

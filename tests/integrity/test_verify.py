@@ -114,7 +114,7 @@ NOT_READ = "does not exist in schema"
         (lambda table: b"PAR1", [CHANGED]),
         (
             lambda table: table.replace_schema_metadata(OTHER),
-            [f"its metadata says {name}" for name in ("task 'topic'", "fp 'ffff", "shard None")],
+            [f"its metadata has {name}" for name in ("task 'topic'", "fp 'ffff", "shard None")],
         ),
     ],
     ids=["another order", "a lost row", "other columns", "no parquet", "another version"],

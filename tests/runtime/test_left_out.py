@@ -54,7 +54,7 @@ def test_each_node_and_cause_is_named_once(caplog: pytest.LogCaptureFixture) -> 
         ("process 4 on a", "n1", ModelError("torn")),
         ("process 5 on a", "n1", FULL),
     ]:
-        workers.hear(letter(worker, node, cause), 0.0)
+        workers.note(letter(worker, node, cause), 0.0)
     assert caplog.messages == [
         f"process 1 on a cannot load: {FULL}; it is left out",
         f"process 3 on b cannot load: {FULL}; it is left out",
@@ -86,8 +86,8 @@ def test_an_error_of_every_worker_ends_the_run_unless_documents_are_answered(ans
 
 def test_workers_that_cannot_load_end_the_run_with_their_own_error_where_no_other_reports() -> None:
     workers = Workers(100.0, workers=2)
-    workers.hear(letter("a", "n1", FULL), 0.0)
-    workers.hear(Letter(WorkerReport(STARTING_WORKERS), "b", "n2"), 5.0)
+    workers.note(letter("a", "n1", FULL), 0.0)
+    workers.note(Letter(WorkerReport(STARTING_WORKERS), "b", "n2"), 5.0)
     workers.check(5.0 + GRACE_S - 1)
     with pytest.raises(StorageError, match="the disk is full"):
         workers.check(5.0 + GRACE_S)

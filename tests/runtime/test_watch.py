@@ -152,7 +152,7 @@ def test_a_report_beside_a_shard_that_is_labelled_does_not_replace_its_report(
 def test_a_run_ends_if_no_worker_is_at_work_for_the_limit() -> None:
     workers = Workers(LIMIT_S)
     workers.check(1e9)  # machines and models may take hours to come
-    workers.hear(Letter(replace(BUSY, answered=3), WORKER), 0)
+    workers.note(Letter(replace(BUSY, answered=3), WORKER), 0)
     workers.check(LIMIT_S + GRACE_S - 1)
     text = (
         "no worker is at work; process 7 on a has shown no sign of life for 110 s; it is labelling "
@@ -160,13 +160,13 @@ def test_a_run_ends_if_no_worker_is_at_work_for_the_limit() -> None:
     )
     with pytest.raises(StalledError, match=text):
         workers.check(LIMIT_S + GRACE_S)
-    workers.hear(Letter(WorkerReport(WAITING), "another"), LIMIT_S)  # it has nothing to do
+    workers.note(Letter(WorkerReport(WAITING), "another"), LIMIT_S)  # it has nothing to do
     with pytest.raises(StalledError):
         workers.check(LIMIT_S + GRACE_S)
-    workers.hear(Letter(WorkerReport(STARTING_WORKERS), "a third"), LIMIT_S)  # and dies
+    workers.note(Letter(WorkerReport(STARTING_WORKERS), "a third"), LIMIT_S)  # and dies
     with pytest.raises(StalledError):
         workers.check(LIMIT_S + GRACE_S)
-    workers.hear(Letter(WorkerReport(LOADING), "another"), LIMIT_S)
+    workers.note(Letter(WorkerReport(LOADING), "another"), LIMIT_S)
     workers.check(LIMIT_S + GRACE_S)
     workers.begin()  # the next round
     workers.check(1e9)
@@ -191,7 +191,7 @@ def test_workers_that_end_are_named_and_replaced_and_the_run_ends_if_all_do(
         if number == 1:
             workers.answered()  # the first does not count
         workers.check(number)
-        workers.hear(Letter(report, f"w{number}", is_last=True, cause=cause), number)
+        workers.note(Letter(report, f"w{number}", is_last=True, cause=cause), number)
     with pytest.raises(kind, match=text):
         workers.check(number)
     why = "ended: CUDA error" if cause else "has shown no sign of life for 100 s; it is reading c."
@@ -205,7 +205,7 @@ def test_where_one_node_cannot_load_another_may_still_be_starting() -> None:
     workers = Workers(LIMIT_S, workers=2, is_out=lambda: is_out[0])
     cause = ModelError("the disk is full")
     last = Letter(WorkerReport(LOADING), "w", "a", is_last=True, cause=cause, starts_again=False)
-    workers.hear(last, 0.0)
+    workers.note(last, 0.0)
     workers.check(LIMIT_S)
     is_out[0] = True
     with pytest.raises(ModelError, match="the disk is full"):

@@ -278,7 +278,7 @@ def test_rows_that_only_the_footer_counts_say_why(write: Write) -> None:
     input_object = write("lie.parquet", data[: -8 - size] + footer + data[-8:])
     (shard,) = cut(input_object, Columns("text", None), 10**7)
     status = all_documents(shard).column("status").to_pylist()
-    why = "error:cannot be read: its footer says 3000 rows, and its pages hold 1000"
+    why = "error:cannot be read: its footer has 3000 rows, and its pages have 1000"
     assert status == ["ok"] * 1_000 + [why] * 2_000
 
 

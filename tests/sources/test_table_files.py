@@ -208,7 +208,7 @@ def test_a_table_that_is_not_there_is_a_mistake_in_the_spec(
 def test_a_catalog_that_is_down_may_answer_later(tmp_path: Path, iceberg_catalog: None) -> None:
     with pytest.raises(UnavailableError, match="the catalog down did not answer"):
         find_objects("iceberg://down/docs.web", tmp_path / "cache")
-    with pytest.raises(SpecError, match="as pyiceberg knows it: URI missing"):
+    with pytest.raises(SpecError, match="of pyiceberg's configuration: URI missing"):
         find_objects("iceberg://other/docs.web", tmp_path / "cache")
 
 

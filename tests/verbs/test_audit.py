@@ -114,7 +114,9 @@ def test_every_line_has_the_design_and_the_probability_of_its_document(
     known.review(spec, tmp_path / "again.jsonl", is_unwanted, documents=100, seed=3)
     again = [line["content_hash"] for line in lines(tmp_path / "again.jsonl")]
     assert again == [line["content_hash"] for line in lines(file)]
-    with pytest.raises(SpecError, match=r"audit.jsonl: is an audit, which says of each document"):
+    with pytest.raises(
+        SpecError, match=r"audit.jsonl: is an audit, whose labels are drop and keep"
+    ):
         read_gold(str(file), spec)
 
 

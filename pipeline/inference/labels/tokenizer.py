@@ -141,7 +141,7 @@ def _template_text(tokenizer: PreTrainedTokenizerBase) -> str:
     if render is None:
         return ""
     sources = tokenizer.chat_template
-    # — with several templates, all of them: the model knows the markers of each
+    # — with several templates, all of them: the model was trained with the markers of each
     texts = list(sources.values()) if isinstance(sources, dict) else [sources]
     for roles in _PROBES:
         with suppress(ModelError):
@@ -242,7 +242,7 @@ def chat_template(tokenizer: PreTrainedTokenizerBase) -> Render | None:
         assert isinstance(text, str), f"chat template gave {type(text).__name__}"
         return text
 
-    # — templates of models with images may know only the parts of a turn
+    # — templates of models with images may accept only the parts of a turn
     turn: Message = {"role": "user", "content": _TURN}
     with suppress(ModelError):
         if _TURN not in render([turn]) and _TURN in render([turn], in_parts=True):
