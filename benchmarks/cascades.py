@@ -1,4 +1,4 @@
-"""What `cascade: auto` saves on three corpora, and what is true of its promise there.
+"""What `cascade: auto` saves on three corpora, and whether its promise holds there.
 
     python -m benchmarks.cascades models/smollm2-135m-instruct.gguf [--sets spam] [--documents N]
         [--tokens N] [--joined N] [--agree SHARE] [--to FILE]

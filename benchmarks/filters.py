@@ -3,7 +3,7 @@
     python -m benchmarks.filters --documents 1000000
 
 Real input files and label files are written; the answers are random. Each command runs in a process
-of its own, whose peak memory the operating system says.
+of its own, whose peak memory the operating system reports.
 """
 
 from __future__ import annotations
