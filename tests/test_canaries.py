@@ -84,7 +84,7 @@ TASK = "{name: t, question: Q, labels: [x, y]}"
         f"input: 'https://host/?sig={CANARY}'",
     ],
 )
-def test_an_error_does_not_repeat_a_secret_that_stands_in_the_wrong_place(text: str) -> None:
+def test_an_error_does_not_repeat_a_secret_in_the_wrong_place(text: str) -> None:
     with pytest.raises(SpecError) as raised:
         parse_spec(text)
     assert CANARY not in str(raised.value)

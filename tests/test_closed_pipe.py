@@ -75,7 +75,7 @@ def test_an_output_that_cannot_be_written_is_one_line_and_a_failure(
 
 
 @pytest.mark.parametrize("redirected", ["2>/dev/full", "2>&- <&-"])
-def test_without_standard_error_the_exit_code_still_says_what_happened(
+def test_without_standard_error_the_exit_code_still_reports_the_result(
     redirected: str, labelled: Path
 ) -> None:
     code, shown, _ = shell(HEAD, labelled, redirected)

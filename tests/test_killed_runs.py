@@ -98,7 +98,7 @@ def last_sample(output: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("ray")
-def test_a_run_killed_while_it_teaches_itself_ends_with_the_same_certificate(
+def test_a_run_killed_while_it_fits_a_cascade_ends_with_the_same_certificate(
     write_spec: Callable[..., Path], start: Start, tmp_path: Path
 ) -> None:
     cascade = {"agree": 0.6, "sample": 60}

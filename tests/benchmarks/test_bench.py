@@ -23,7 +23,7 @@ PROMPT = PromptTokens((1, 2), tuple(Question(n, (5, 6, 7), {"a": [(1,)]}) for n 
 STREAM = [10, 11, 12]
 
 
-def test_a_workload_has_the_specs_questions_or_as_many_as_it_wants() -> None:
+def test_a_workload_has_the_specs_questions_or_the_number_that_it_states() -> None:
     assert len(shaped(PROMPT, Workload(5), STREAM).questions) == 2
     many = shaped(PROMPT, Workload(5, questions=5), STREAM).questions
     assert [q.token_ids for q in many] == [

@@ -61,7 +61,7 @@ def test_peers_take_turns_and_their_ratios_are_of_the_same_round() -> None:
     assert str(row).split() == ["1x2", "toy:float32", "9.000", "3.00", "[3.00,", "3.00]", "0"]
 
 
-def test_no_document_of_a_later_workload_begins_as_one_that_a_cache_knows() -> None:
+def test_no_document_of_a_later_workload_begins_as_one_that_a_cache_holds() -> None:
     text = cycle(range(100))
     rounds = [
         *next_rounds(text, 10, 2, 2),

@@ -67,7 +67,7 @@ def test_a_job_under_way_is_followed_and_an_ended_one_gets_a_successor(
         ({"status": "STOPPED"}, 3),
     ],
 )
-def test_a_jobs_exit_code_is_passed_on_and_what_a_try_can_mend_is_3(
+def test_a_jobs_exit_code_is_passed_on_and_a_failure_that_may_pass_is_3(
     details: dict[str, Any], code: int
 ) -> None:
     assert exit_code(job("a", **details)) == code

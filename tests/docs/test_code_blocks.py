@@ -70,7 +70,7 @@ def params(language: str) -> list[Any]:
     ]
 
 
-def test_every_block_is_run_or_says_why_not() -> None:
+def test_every_block_is_run_or_has_the_reason_why_not() -> None:
     all_blocks = list(blocks())
     fences = sum(page.read_text().count("\n```") for page in PAGES)
     assert len(all_blocks) * 2 == fences
@@ -213,7 +213,7 @@ def test_the_readme_and_the_manual_are_short() -> None:
 
 
 @pytest.mark.parametrize("file", generate.REFERENCE)
-def test_a_page_of_the_reference_is_what_the_code_says(file: str) -> None:
+def test_a_page_of_the_reference_is_that_of_the_code(file: str) -> None:
     committed = (REPOSITORY / "docs" / "reference" / file).read_text()
     assert generate.REFERENCE[file]() == committed, "write it again: python docs/generate.py"
 

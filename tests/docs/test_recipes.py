@@ -32,7 +32,7 @@ def recipe(language: str, words: str) -> str:
 
 
 @pytest.mark.parametrize("tool", ["label_studio", "argilla"])
-def test_what_people_said_in_another_tool_is_gold(tool: str, in_manual: Path) -> None:
+def test_labels_of_people_in_another_tool_are_gold(tool: str, in_manual: Path) -> None:
     exec(recipe("python", f"gold_of_{tool}.csv"), {})
     with Path(f"gold_of_{tool}.csv").open(newline="") as file:
         rows = {row["doc"]: row["toxic"] for row in csv.DictReader(file)}

@@ -120,7 +120,7 @@ def test_a_proved_promise_is_broken_in_at_most_the_stated_share_of_corpora(
 
 
 @pytest.mark.parametrize("corpora", [60, pytest.param(2_000, marks=pytest.mark.slow)])
-def test_rules_of_the_first_night_are_tested_again_with_the_documents_of_later_ones(
+def test_rules_of_the_first_run_are_tested_again_with_the_documents_of_later_ones(
     corpora: int,
 ) -> None:
     """Each night brings documents about which the cheap stage is better or worse than before."""
@@ -154,7 +154,7 @@ def fitted_in_second_half(random: np.random.Generator, *, leaks: bool) -> Answer
 
 
 @pytest.mark.parametrize("leaks", [True, False])
-def test_documents_that_the_readout_was_fitted_to_prove_what_is_not_true(leaks: bool) -> None:
+def test_documents_that_the_readout_was_fitted_to_prove_a_false_promise(leaks: bool) -> None:
     """The planted fault of a sample whose second half has fitted documents."""
     own, broken = judged(2, {**AGREE, "agree": 0.8}), 0
     for number in range(20):

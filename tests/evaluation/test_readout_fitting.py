@@ -149,7 +149,7 @@ def test_the_held_out_probabilities_are_those_of_a_fit_without_the_fold() -> Non
         )
 
 
-def test_probabilities_are_as_frequent_as_they_say_also_where_a_rare_label_is_weighted() -> None:
+def test_probabilities_are_calibrated_also_where_a_rare_label_is_weighted() -> None:
     rows = of_first_place(gold(3_000, signal=(1.0,), rare=0.1))
     fitted = fit(rows, strengths=STRENGTHS)
     assert fitted.balanced and not gold(rare=0.4).balanced

@@ -83,7 +83,7 @@ def holds(of: Estimate, value: float) -> bool:
         pytest.param(*missed(10_000), id="missed"),
     ],
 )
-def test_the_intervals_hold_the_truth_as_often_as_they_say(
+def test_the_intervals_contain_the_truth_as_often_as_their_confidence(
     population: Population, positive: NDArray[np.bool_]
 ) -> None:
     """The bound is the lower end of a binomial count's 99.9 % range around .92."""

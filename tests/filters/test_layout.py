@@ -32,7 +32,7 @@ from pipeline.spec.schema import JobSpec
         ("/in/**/*", ["/in/**/*", "/in/x/a.csv"], ["_/_", "x/a.csv"]),
     ],
 )
-def test_a_file_lies_as_deep_as_in_the_input(
+def test_a_file_keeps_its_path_below_the_input(
     path_glob: str, paths: list[str], expected: list[str]
 ) -> None:
     assert list(relative_paths(path_glob, paths, {}).values()) == expected

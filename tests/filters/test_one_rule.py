@@ -259,7 +259,7 @@ def test_numbers_and_names_in_the_condition_are_exact(numbers: dict[str, float])
         ),
     ],
 )
-def test_what_a_rule_keeps_is_said_in_one_line(rule: dict[str, Any], words: str) -> None:
+def test_what_a_rule_keeps_is_described_in_one_line(rule: dict[str, Any], words: str) -> None:
     assert kept_words(FilterRule.of(in_sql(FilterSpec(**rule), {}), {}, COLUMNS)) == words
 
 

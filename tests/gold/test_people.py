@@ -244,7 +244,7 @@ def test_only_the_task_whose_documents_were_chosen_is_named(path: Path, spec_fil
     assert (gold.kind("topic"), gold.kind("quality")) == ("chosen", "people")
 
 
-def test_what_was_skipped_or_undone_says_nothing_about_the_rest(
+def test_skipped_and_undone_documents_do_not_change_the_kind_of_gold(
     path: Path, spec_file: Path
 ) -> None:
     written(

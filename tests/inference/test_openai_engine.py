@@ -102,7 +102,9 @@ def test_chunks_that_do_not_overlap_have_every_character_once() -> None:
     assert "".join(map(decode, (*chunks[:-1], chunks[-1][repeated:]))) == text
 
 
-def test_a_busy_server_is_asked_again_as_it_says(chat: FakeChat, short_waits: None) -> None:
+def test_a_busy_server_is_asked_again_after_its_retry_after(
+    chat: FakeChat, short_waits: None
+) -> None:
     chat.faults.extend([429, 500, DROP, 503])
     own = engine(chat, concurrency=1)
     result = own.label(tokens(DOCUMENTS[:1]), tasks=["toxic"])
@@ -155,9 +157,7 @@ def test_a_rate_limit_is_waited_for_while_others_are_answered(
 
 
 @pytest.mark.parametrize("status", [429, 503, 500])
-def test_a_document_is_not_blamed_for_a_rate_limit(
-    status: int, chat: FakeChat, short_waits: None
-) -> None:
+def test_a_rate_limit_fails_no_document(status: int, chat: FakeChat, short_waits: None) -> None:
     chat.faults_of, chat.slow_s = {"Document 1,": status}, 0.08
     own = engine(chat, concurrency=4, patience_s=1.0)
     if status == 500:
@@ -217,7 +217,7 @@ def test_a_server_that_refuses_the_first_request_is_a_mistake_in_the_spec(
     assert chat.asked.total() == 1
 
 
-def test_nobody_at_the_url_is_said_within_seconds(
+def test_an_unreachable_url_is_reported_within_seconds(
     chat: FakeChat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.inference.openai_client.FIRST_PATIENCE_S", 0.2)

@@ -209,7 +209,7 @@ def test_a_new_input_is_neither_cut_nor_written_down(everything: Everything) -> 
     assert everything.keys == {PROBE_KEY}
 
 
-def test_the_command_deletes_only_when_told_and_keeps_at_least_one(
+def test_the_command_deletes_only_with_the_option_and_keeps_at_least_one(
     store: LocalStore,
     everything: Everything,
     write_spec: Callable[..., Path],

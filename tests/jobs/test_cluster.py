@@ -83,7 +83,7 @@ def _check_request(operation: str, parameters: dict[str, Any]) -> None:
         raise ParamValidationError(report=report.generate_report())
 
 
-def test_ray_and_ec2_take_the_cluster_as_it_stands() -> None:
+def test_ray_and_ec2_accept_the_cluster_file() -> None:
     check(content())
 
 
@@ -121,7 +121,7 @@ def test_the_head_is_on_demand_without_tasks_and_the_workers_are_spot() -> None:
     assert gpu["min_workers"] == 0 and gpu["resources"]["GPU"] == 1
 
 
-def test_the_cluster_asks_for_a_token_and_shows_its_dashboard_to_itself_alone() -> None:
+def test_the_cluster_requires_a_token_and_its_dashboard_is_local() -> None:
     config = prepare_config(content())
     options = config["docker"]["run_options"]
     assert "--env RAY_AUTH_MODE=token" in options

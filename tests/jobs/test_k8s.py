@@ -122,7 +122,7 @@ def _fields(part: str, content: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_kubernetes_takes_each_object(name: str) -> None:
+def test_kubernetes_accepts_each_object(name: str) -> None:
     check(DOCUMENTS[name])
 
 
@@ -164,7 +164,7 @@ def pod_specs() -> Iterator[dict[str, Any]]:
     yield DOCUMENTS["CronJob/assay-nightly"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
 
 
-def test_what_is_named_is_there() -> None:
+def test_every_object_that_is_named_exists() -> None:
     namespaces = {content["metadata"]["namespace"] for content in DOCUMENTS.values()}
     assert namespaces == {"labels"}
     for pod in pod_specs():
@@ -206,7 +206,7 @@ def test_the_schedule_never_runs_twice_at_once_and_may_create_what_it_creates() 
         (["", "ValidationFailed"], 1),
     ],
 )
-def test_the_schedule_waits_for_the_runs_end_and_tells_it(
+def test_the_schedule_waits_for_the_runs_end_and_has_its_exit_code(
     states: list[str], code: int, tmp_path: Path
 ) -> None:
     """With a kubectl that gives one state after the other, and nothing more at the end."""

@@ -156,7 +156,7 @@ def test_what_was_deadly_goes_first() -> None:
 
 
 @pytest.mark.parametrize(("killed_runs", "aside"), [(5, []), (6, [7])])
-def test_a_killed_driver_takes_workers_along_that_no_row_has_killed(
+def test_two_deaths_in_other_runs_count_as_one_because_a_killed_driver_ends_its_workers(
     killed_runs: int, aside: list[int]
 ) -> None:
     names = (f"{rows}-{run}-a" for run in range(killed_runs) for rows in ("0-16", "7-8"))
@@ -209,7 +209,7 @@ def test_a_reader_that_keeps_dying_fails_in_its_run_alone() -> None:
     assert list(store.list("attempts/")) == []
 
 
-def test_a_reader_that_lived_at_last_leaves_no_marker_and_costs_one_create() -> None:
+def test_a_reader_that_survives_leaves_no_marker_and_costs_one_create() -> None:
     store = Dying()
     reads_that_die(store, DEATHS_OF_A_STEP - 1)
     read(store)

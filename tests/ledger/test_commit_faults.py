@@ -77,7 +77,7 @@ def everyone_commits_everything(store: S3Store) -> dict[str, list[int]]:
         ),
     ],
 )
-def test_every_row_is_there_once_and_every_maker_knows_it(
+def test_every_row_is_stored_once_and_each_object_has_one_known_writer(
     server: str, seed: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # botocore's own tries wait for seconds

@@ -142,7 +142,7 @@ def test_what_is_not_kept_is_the_same_cut_and_writes_nothing(
     assert [stored.key for stored in store.list("")] == [ENTRY]
 
 
-def test_of_two_that_cut_at_once_the_first_stands_and_the_rest_is_added(
+def test_of_two_that_cut_at_once_the_first_is_kept_and_new_objects_of_the_other_are_added(
     store: LocalStore, objects: list[InputObject]
 ) -> None:
     first = load_or_cut(store, objects[:1], TEXT, 3000)

@@ -166,7 +166,7 @@ def test_a_file_with_any_bit_flipped_or_any_end_cut_off_is_noticed(data: st.Data
     assert sealed_hash(file) is not None
 
 
-def test_the_first_writers_file_stands(store: LocalStore) -> None:
+def test_the_first_writers_file_stays(store: LocalStore) -> None:
     commit_shard(store, SHARD, DOCUMENTS, [label_file("toxic")])
     before = {stored.key: store.read(stored.key) for stored in store.list("")}
     files = [label_file("toxic", toy_rows().take([2, 1, 0])), label_file("topic")]

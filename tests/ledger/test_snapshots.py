@@ -249,7 +249,7 @@ def test_runs_that_publish_at_once_get_a_number_each(full: LocalStore) -> None:
         assert sorted(pool.map(race, range(6))) == [1, 2, 3, 4, 5, 6]
 
 
-def test_of_a_snapshot_that_is_no_json_or_cut_off_nobody_says_that_there_is_none(
+def test_a_snapshot_that_is_no_json_or_cut_off_is_not_reported_as_missing(
     full: LocalStore,
 ) -> None:
     publish_now(full)

@@ -110,7 +110,7 @@ class Impatient(Terminal):
         (io.StringIO("y\n"), False),  # no terminal: nobody was asked
     ],
 )
-def test_a_job_is_stopped_only_where_somebody_says_so(answers: io.StringIO, stops: bool) -> None:
+def test_a_job_is_stopped_only_if_the_user_confirms_it(answers: io.StringIO, stops: bool) -> None:
     asked = io.StringIO()
     assert wants_stop("job-1", asked, answers) is stops
     assert ("Stop job-1" in asked.getvalue()) is answers.isatty()

@@ -57,7 +57,7 @@ def test_the_option_is_named_with_what_forbids_it() -> None:
     assert f"stays current; {first} this run" in shown(kept)
 
 
-def test_a_label_does_not_steer_the_terminal() -> None:
+def test_a_label_cannot_control_the_terminal() -> None:
     words = shown(toy_outcome(counted(label="a\x1b[31mb")))
     assert "\x1b" not in words and "a\\x1b[31mb 100%" in words
 

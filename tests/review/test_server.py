@@ -235,7 +235,7 @@ def test_the_next_document_is_waited_for_while_documents_are_read(world: World, 
     assert view["progress"]["labels"] == 1
 
 
-def test_a_document_that_is_not_read_in_time_is_said(
+def test_a_document_that_is_not_read_in_time_is_reported(
     world: World, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.review.server._WAIT_S", 0)
@@ -280,7 +280,7 @@ def test_a_host_that_is_no_address_of_this_machine_is_one_line(host: str) -> Non
         listen(host, None)
 
 
-def test_the_page_answers_under_the_host_that_it_was_given(world: World, file: Path) -> None:
+def test_the_page_accepts_requests_to_its_own_host(world: World, file: Path) -> None:
     async def opened(session: Session) -> list[int]:
         async with served(session, "labels.example") as (client, address):
             statuses = []

@@ -53,7 +53,7 @@ POST = Post(None, 600.0)
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_worker_that_cannot_load_says_why_when_it_is_called(
+def test_a_worker_that_cannot_load_raises_the_reason_when_it_is_called(
     error: AssayError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker, _, _ = failing_worker(monkeypatch, error, later=False, post=None)
@@ -205,7 +205,7 @@ def test_on_a_gpu_one_shard_is_labelled_while_another_is_read(
 
 
 @pytest.mark.xdist_group("ray")
-def test_a_node_cuts_a_file_as_this_process_does_and_says_why_it_cannot(
+def test_a_node_cuts_a_file_as_this_process_does_or_raises_the_reason(
     shared_ray: None, tmp_path: Path
 ) -> None:
     lines = b"".join(b'{"text": "%d"}\n' % number for number in range(40))

@@ -166,7 +166,7 @@ def seen(*capabilities: tuple[int, int], cuda: str | None = "13.0") -> Completed
         (seen((9, 0), (7, 5)), Gpus(2)),
     ],
 )
-def test_torch_says_which_gpus_can_be_used(
+def test_torch_reports_which_gpus_can_be_used(
     answer: CompletedProcess[str],
     gpus: Gpus,
     tmp_path: Path,

@@ -48,7 +48,7 @@ def cost(chat: FakeChat) -> float:
     return (chat.tokens * PRICE["input"] + chat.paid.total() * PRICE["output"]) / 1e6
 
 
-def test_a_server_labels_a_corpus_once_and_its_price_is_said(
+def test_a_server_labels_a_corpus_once_and_its_price_is_reported(
     chat: FakeChat,
     write_spec: WriteSpec,
     corpus: dict[str, Any],
@@ -185,7 +185,7 @@ def test_a_server_that_is_renamed_or_silent_ends_a_run_at_once(
     assert sorted(paid(chat))[-2:] in ([1, 1], [1, 2])  # the answer of the other model alone
 
 
-def test_a_command_that_needs_the_model_itself_says_so(
+def test_a_command_that_needs_the_model_itself_is_refused(
     chat: FakeChat, write_spec: WriteSpec, corpus: dict[str, Any], assay: Assay, tmp_path: Path
 ) -> None:
     spec, gold = write_spec(model=chat.spec(), input=corpus), tmp_path / "gold.csv"

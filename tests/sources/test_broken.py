@@ -99,7 +99,7 @@ WET = [
         ("a.warc.wet.gz", b"", WET),
     ],
 )
-def test_a_row_that_cannot_be_read_says_why_and_the_others_are_read(
+def test_a_row_that_cannot_be_read_has_the_reason_and_the_others_are_read(
     write: Write,
     name: str,
     separator: bytes,
@@ -172,7 +172,7 @@ def test_a_file_that_violates_its_format_is_one_line(
         ("a.csv", b'{"text": "a"}\n', "is JSON; name it .json"),
     ],
 )
-def test_a_file_that_is_something_else_says_what_it_is(
+def test_a_file_of_another_format_is_an_error_that_names_it(
     write: Write, name: str, data: bytes, fix: str
 ) -> None:
     file = write(name, data)
@@ -269,7 +269,7 @@ def test_rows_behind_a_break_are_named_by_their_place_and_say_why(
         assert len(row["status"]) <= len("error:cannot be read: ") + 200
 
 
-def test_rows_that_only_the_footer_counts_say_why(write: Write) -> None:
+def test_rows_that_only_the_footer_counts_have_the_reason(write: Write) -> None:
     sink = io.BytesIO()
     pq.write_table(pa.table({"text": ["a"] * 1_000}), sink, compression="none")
     data = sink.getvalue()

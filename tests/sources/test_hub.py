@@ -91,7 +91,7 @@ def test_a_filtered_corpus_has_the_folders_of_the_dataset(hub: FakeHub, tmp_path
         (f"hf://{REPO}/*.csv", "names no file; supported are "),
     ],
 )
-def test_a_dataset_that_cannot_be_had_is_one_line(
+def test_a_dataset_that_is_not_available_is_one_line(
     hub: FakeHub, tmp_path: Path, url: str, line: str
 ) -> None:
     with pytest.raises(SpecError) as raised:

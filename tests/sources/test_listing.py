@@ -194,7 +194,7 @@ def test_a_hidden_name_that_the_path_writes_is_read(
     assert names_at(root, path, tmp_path / "cache") == names
 
 
-def test_a_folder_of_hidden_names_alone_says_what_they_are(
+def test_a_folder_of_hidden_names_alone_is_an_error_that_names_them(
     tree: Callable[..., str], tmp_path: Path
 ) -> None:
     root = tree("_tmp/b.jsonl", ".a.jsonl")

@@ -91,7 +91,7 @@ def test_a_table_has_the_rows_that_its_library_reads(
     assert f"version {lake.version}, data files: 2" in caplog.text
 
 
-def test_another_version_asks_only_its_new_rows(labelled: Corpus, lake: Lake) -> None:
+def test_of_another_version_only_the_new_rows_are_asked_about(labelled: Corpus, lake: Lake) -> None:
     before = labelled.rows()
     labelled.run()
     assert not labelled.asked

@@ -66,5 +66,5 @@ def test_the_folder_of_a_table_is_absolute_behind_its_prefix(
         ("http://127.0.0.1@head:8265", False),
     ],
 )
-def test_only_this_machine_is_this_machine(address: str, loopback: bool) -> None:
+def test_only_addresses_of_this_machine_are_loopback(address: str, loopback: bool) -> None:
     assert is_loopback(address) is loopback

@@ -120,7 +120,7 @@ def test_every_line_has_the_design_and_the_probability_of_its_document(
         read_gold(str(file), spec)
 
 
-def test_a_text_that_is_cut_says_so(
+def test_a_text_that_is_cut_is_marked(
     known: Known, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.verbs.review_documents.TEXT_CHARS", 4)

@@ -119,7 +119,7 @@ def test_a_wrong_attention_that_gets_past_loading_is_not_exact_and_exit_1(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_nothing_is_planted_and_the_same_spec_is_exact(
+def test_without_a_planted_error_the_same_spec_is_exact(
     dtype: str, write_spec: WriteSpec, model_folder: Path, assay: Assay
 ) -> None:
     spec = write_spec(model=a_model(model_folder, dtype=dtype))
@@ -306,7 +306,7 @@ def test_8_bit_products_are_compared_with_the_models_own(
     assert "of 2 answers have another label, against the model without quantisation" in shown
 
 
-def test_kept_keys_in_8_bits_are_weighed_too(
+def test_kept_keys_in_8_bits_are_compared_too(
     write_spec: WriteSpec, model_folder: Path, assay: Assay
 ) -> None:
     spec = write_spec(model=a_model(model_folder, kv="int8"))

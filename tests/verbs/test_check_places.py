@@ -52,7 +52,7 @@ def test_check_looks_at_the_output_and_the_input_before_the_model(
     assert assay("check", spec, code=2).error.startswith(line.replace("{folder}", str(tmp_path)))
 
 
-def test_a_check_says_what_the_answers_are_read_from(
+def test_a_check_reports_what_the_answers_are_read_from(
     write_spec: WriteSpec, tmp_path: Path, assay: Assay
 ) -> None:
     corpus = tmp_path / "texts.jsonl"

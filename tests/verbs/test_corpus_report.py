@@ -142,7 +142,7 @@ def test_groups_do_not_change_the_thresholds_of_the_rule(report: Report, folder:
     assert grouped["by"] == "topic.label, doc.source" and grouped["by"] in page
 
 
-def test_a_rule_that_stops_at_missing_answers_says_so(report: Report) -> None:
+def test_a_rule_that_stops_at_missing_answers_is_reported(report: Report) -> None:
     _, page = report(filter={"keep": "toxic.p.toxic < 0.5"})
     assert "The filter stops, because 3 of 90 documents have no answer (empty 3)" in page
     assert "on_error is fail" in page

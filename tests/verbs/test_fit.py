@@ -222,7 +222,7 @@ def test_scores_below_one_half_are_fitted_and_judged_by_rank(
     assert "targets scores of toxic; " in shown and f"rank correlation {rank}, mean" in shown
 
 
-def test_how_far_scores_are_met() -> None:
+def test_the_agreement_with_scores_is_a_rank_correlation_and_a_mean_error() -> None:
     source = np.random.default_rng(4)
     scores, p = source.random(40).round(1), source.random(40)
     targets = np.stack([scores, 1 - scores], axis=1)

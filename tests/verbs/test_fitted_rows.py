@@ -70,7 +70,9 @@ def test_after_fit_and_run_the_same_gold_judges_nothing_in_any_command(
     assert quality["scores"] is None and "nothing is judged" in page.read_text()
 
 
-def test_a_gold_whose_texts_lost_their_line_breaks_is_known(corpus: Corpus, assay: Assay) -> None:
+def test_gold_texts_without_their_line_breaks_are_recognised_as_fitted(
+    corpus: Corpus, assay: Assay
+) -> None:
     """A spreadsheet strips them; the documents are found by their ids."""
     lines = [{"id": f"d{n}", "text": f"{text}\n"} for n, text in enumerate(corpus.texts)]
     corpus._write("corpus", lines)
@@ -106,7 +108,7 @@ def test_a_superset_is_judged_by_its_other_rows_if_there_are_enough(
     assert accuracy["low"] <= 0.5 <= accuracy["high"], "the labels are random"
 
 
-def test_rows_that_a_fit_holds_out_are_judged_without_being_told(
+def test_rows_that_a_fit_holds_out_are_judged_without_an_option(
     corpus: Corpus, assay: Assay
 ) -> None:
     words = corpus.spec, "--gold", corpus.gold("gold", range(DOCUMENTS))

@@ -110,7 +110,7 @@ def test_a_branch_that_does_not_exist_is_a_mistake_of_the_option(
         exported(folder, f"{URL}@absent")
 
 
-def test_who_may_not_write_and_who_is_too_late(
+def test_a_conflict_is_retried_and_a_token_that_may_not_write_is_one_line(
     folder: Path, hub: FakeHub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub.conflicts = 1

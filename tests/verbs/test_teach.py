@@ -89,7 +89,7 @@ def test_a_run_teaches_readouts_of_an_early_layer(corpus: Corpus) -> None:
     assert again.snapshot == result.snapshot and not again.documents_read_by_model
 
 
-def test_a_teacher_answers_the_sample_and_what_is_not_sure(
+def test_a_teacher_answers_the_sample_and_what_is_uncertain(
     corpus: Corpus,
     make_network: Callable[..., Any],
     byte_tokenizer: PreTrainedTokenizerFast,

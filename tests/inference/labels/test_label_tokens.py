@@ -78,7 +78,7 @@ def test_a_label_that_begins_another_is_refused_by_name(
         ("�", ["é"], False),
     ],
 )
-def test_a_token_of_two_letters_that_ends_inside_a_word_says_little(
+def test_a_token_of_two_letters_that_ends_inside_a_word_is_ambiguous(
     token: str, verbalizers: list[str], little: bool
 ) -> None:
     assert is_fragment(token, verbalizers) == little

@@ -85,7 +85,7 @@ def by_hand(trie: LabelTrie, log_probs: np.ndarray, beam: int) -> set[int]:
 
 @pytest.mark.parametrize("beam", [1, 2, 5])
 @pytest.mark.parametrize("seed", range(5))
-def test_the_likeliest_nodes_are_followed_at_every_parting(beam: int, seed: int) -> None:
+def test_the_likeliest_nodes_are_followed_at_every_branching(beam: int, seed: int) -> None:
     source = random.Random(seed)
     letters = [source.sample(range(1, 20), 4) for _ in range(3)]
     paths = [(a, b, c) for a in letters[0] for b in letters[1] for c in letters[2]]

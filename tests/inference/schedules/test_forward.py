@@ -49,7 +49,7 @@ def read_two_documents(reader: FusedReader) -> Tensor:
 @pytest.mark.parametrize(
     "family, cut", [*product(["llama", "qwen2", "qwen3"], [True, False]), ("gemma3_text", False)]
 )
-def test_a_batch_goes_from_token_ids_to_answers_without_a_look_at_the_device(
+def test_a_batch_goes_from_token_ids_to_answers_without_a_read_from_the_device(
     family: str, cut: bool, model_without_numbers: Callable[..., LoadedModel]
 ) -> None:
     model = model_without_numbers(family, cut=cut)
