@@ -47,7 +47,7 @@ def test_a_longer_prefix_begins_with_the_specs_own() -> None:
 
 @pytest.mark.parametrize("context, expected", [(13, False), (14, True)])
 def test_a_workload_beyond_the_models_context_is_left_out(context: int, expected: bool) -> None:
-    # 4 before, 6 of the document, 3 of a question and one that tells its repeat apart
+    # 4 before, 6 of the document, 3 of a question and one that distinguishes its repeat
     assert fits(Workload(6, prefix=4), PROMPT, context) is expected
 
 

@@ -1,4 +1,4 @@
-"""Every code block of the README, the manual and public docstrings is run, or says why it is not.
+"""Every code block of the README, the manual and public docstrings is run, or has a reason.
 
 A comment before a block marks it: `<!-- test: slow -->` for a block that takes long, and
 `<!-- no-run: REASON -->` for one that needs what a test does not have, or that another test runs.
@@ -96,7 +96,7 @@ def test_a_yaml_block_is_a_spec_or_part_of_one(block: Block) -> None:
 @pytest.mark.usefixtures("in_manual")
 @pytest.mark.parametrize("block", params("python"))
 def test_a_python_block_runs(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
-    if block.reason == "slow":  # with Ray, which wants a process of its own
+    if block.reason == "slow":  # with Ray, which needs a process of its own
         run_line([sys.executable, "-c", block.code])
     else:
         exec(block.code, {})

@@ -33,7 +33,7 @@ def corpus(texts: int, rate: float, skill: float) -> tuple[Population, NDArray[n
 
 
 def missed(texts: int) -> tuple[Population, NDArray[np.bool_]]:
-    """Scores that tell only dropped texts from kept ones, of which a few should be dropped."""
+    """Scores that separate only dropped texts from kept ones, of which a few should be dropped."""
     random = np.random.default_rng(texts)
     dropped = random.random(texts) < 0.3
     positive = random.random(texts) < np.where(dropped, 0.99, 0.02)

@@ -68,7 +68,7 @@ def reported(spec: JobSpec, folder: Path) -> tuple[CorpusReport, FilterResult]:
 
 
 def sizes_by_group(folder: Path, rule: Mapping[str, Any], removes: str) -> dict[str, Sizes]:
-    """By group, what DuckDB says that is kept and dropped; of a rule without, all documents."""
+    """By group, what DuckDB counts as kept and dropped; of a rule without, all documents."""
     by = next((clause["by"] for clause in rule.values() if "by" in clause), None)
     by = {"topic": "topic.label", None: "''"}.get(by, by)
     rows = query(

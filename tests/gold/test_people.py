@@ -1,4 +1,4 @@
-"""People's labels: a crash loses nothing, and the current answer is what a person said last."""
+"""People's labels: a crash loses nothing, and the current answer is a person's last one."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_verbs_read_the_current_labels_of_all_tasks_by_content_hash(
         2,
         ("hash-a",),
     )
-    # — a review names documents, tasks and labels as the spec does, whatever it says of its gold
+    # — a review names documents, tasks and labels as the spec does, whatever its `gold` has
     other = with_gold(spec, text="body", columns={"topic": "subject"}, values={"art": "law"})
     assert read_gold(str(path), other).keys == gold.keys
 

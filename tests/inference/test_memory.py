@@ -1,4 +1,4 @@
-"""The memory that a batch takes is what the formula says, as the allocator counts it."""
+"""The memory that a batch takes is that of the formula, as the allocator counts it."""
 
 from __future__ import annotations
 

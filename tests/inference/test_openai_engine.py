@@ -269,7 +269,7 @@ def test_a_run_never_costs_more_than_it_may_and_goes_on_where_it_ended(
     all_paid, most = Counter(chat.paid), cost(chat) / 2
     chat.paid.clear()
     chat.tokens = 0
-    for run in "aabcdef":  # — `a` dies, and its next process knows what it spent
+    for run in "aabcdef":  # — `a` dies, and its next process has what it spent
         own = engine(chat, Journal(file, run), price=PRICE, max_cost=most)
         before = cost(chat) if run != "a" else 0.0
         try:

@@ -42,7 +42,7 @@ Look = Callable[[Store], VerifyResult]
 
 
 def accept(store: Store) -> None:
-    """Writes into the snapshot the hashes that are there now, so that only content can tell."""
+    """Writes into the snapshot the hashes that are there now, so that only the content shows it."""
     write_files(store, lambda file: sealed_hash(store.read(file["key"])) or file["hash"])
 
 

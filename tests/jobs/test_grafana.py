@@ -1,4 +1,4 @@
-"""The dashboard asks for metrics and labels that a run exports, in valid PromQL."""
+"""The dashboard reads metrics and labels that a run exports, in valid PromQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifests are what Kubernetes takes, and what they say of each other is so.
+"""Kubernetes accepts the manifests, and their references to each other are right.
 
 Kubernetes' own kinds are validated with its published schemas, strictly: no unknown key. KubeRay's
 schemas are in no package registry, so that RayJob is held to the list of its fields below (KubeRay
@@ -27,7 +27,7 @@ from pipeline.cli.verbs import run
 FOLDER = Path(__file__).parents[2] / "jobs" / "k8s"
 VERSION = "1.34"
 REFUSALS = (jsonschema.ValidationError, kubernetes_validate.utils.ValidationError, ValueError)
-# What may stand in each part of a RayJob, and what must.
+# The keys that each part of a RayJob may have, and must have.
 FIELDS: dict[str, tuple[set[str], set[str]]] = {
     "RayJob": ({"apiVersion", "kind", "metadata", "spec"}, {"apiVersion", "kind", "spec"}),
     "spec": (

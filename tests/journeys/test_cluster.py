@@ -97,8 +97,8 @@ def test_a_run_on_a_cluster_with_a_token(person: Person, ports: tuple[int, int])
         person.writes(f"{name}.yaml", text)
 
     here = f"assay run joined.yaml --address 127.0.0.1:{port}"
-    stranger = person.types(here, code=4)
-    assert "RAY_AUTH_TOKEN" in stranger.err.splitlines()[-1] and stranger.seconds < 30
+    without_token = person.types(here, code=4)
+    assert "RAY_AUTH_TOKEN" in without_token.err.splitlines()[-1] and without_token.seconds < 30
     there = f"assay run submitted.yaml --address http://127.0.0.1:{dashboard}"
     refused = person.types(there, code=4)
     assert "RAY_AUTH_TOKEN" in refused.err and len(refused.err.splitlines()) == 1

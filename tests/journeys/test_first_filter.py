@@ -60,15 +60,15 @@ def test_a_hundred_labels_are_enough_for_a_filter_that_an_audit_judges(person: P
     asked = f"assay review my.yaml --by audit --to audit.jsonl --documents {AUDITED}"
     with person.runs_beside(asked) as review:
         [log] = person.folder.glob("log-*")
-        says = {text: "yes" if label == "toxic" else "no" for text, label in truth.items()}
-        Annotator(address_in(log), says).labels(AUDITED)
+        labels = {text: "yes" if label == "toxic" else "no" for text, label in truth.items()}
+        Annotator(address_in(log), labels).labels(AUDITED)
         review.terminate()
         assert review.wait(timeout=60) == 0
     assert "next: assay eval my.yaml --gold audit.jsonl" in log.read_text()
     lines = (person.folder / "audit.jsonl").read_text().splitlines()
     audited = {json.loads(line)["doc_id"] for line in lines}
     known = {row["id"] for row in rows[:LABELLED]}
-    assert len(audited) == AUDITED and audited.isdisjoint(known), "readouts know these"
+    assert len(audited) == AUDITED and audited.isdisjoint(known), "readouts were fitted to these"
     output = person.types("assay eval my.yaml --gold audit.jsonl --json")
     intervals = json.loads(output.out)["filter"]
 

@@ -51,7 +51,7 @@ class Dying(MemoryStore):
 
 
 def attempts(store: Store, run_id: str = "run") -> Attempts:
-    """Of a worker that lives."""
+    """Of a worker that survives."""
     Dying.dead = False
     return Attempts(store, "fp/sid", run_id)
 
@@ -106,7 +106,7 @@ def test_deadly_rows_alone_are_set_aside_and_every_other_is_labelled_once(
 def test_where_machines_are_often_preempted_only_rows_that_kill_their_worker_are_quarantined(
     seed: int,
 ) -> None:
-    """Each fifth attempt at a shard ends with its machine: a machine lives for minutes."""
+    """Each fifth attempt at a shard ends with its machine: a machine exists for minutes."""
     source, preempted, died = random.Random(seed), 0, 0
     for _ in range(300):
         rows = source.choice([1, 1, 2, 16, 40, 300])
@@ -185,7 +185,7 @@ def test_a_success_clears_the_rows_that_machines_died_at_before() -> None:
 
 
 def read(store: Store, run_id: str = "run", *, dies: bool = False) -> None:
-    """Reads in a worker that lives on, or does not."""
+    """Reads in a worker that survives, or does not."""
     with attempts(store, run_id).surviving("reading", "rewrite the file"):
         if dies:
             die()

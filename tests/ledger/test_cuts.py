@@ -1,4 +1,4 @@
-"""The cut that lasts: cut once, read ever after, whoever asks."""
+"""The log of cuts: an object is cut once, and every later run reads its cut."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_file_may_lack_columns_that_another_has_and_one_line_says_so(
     assert [row["status"] for row in of_has] == ["ok"] and len(rows) == 2
     [record] = caplog.records
     assert "1 files are read without columns that others have: input." in record.getMessage()
-    # — a later run knows that there is one that has them
+    # — a later run has one that has them
     more = write("d.jsonl", b'{"text": "more"}\n')
     assert len(load_or_cut(store, [lacks, has, more], columns, 3000).shards) == 3
 

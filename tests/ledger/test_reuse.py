@@ -178,7 +178,7 @@ def numbers(rows: pa.StructArray | None) -> list[int | None]:
 
 @given(rows=st.sets(st.integers(0, 5), min_size=1), start=st.integers(0, 10**6))
 def test_answers_are_found_by_row_in_their_own_shard(rows: set[int], start: int) -> None:
-    """All texts are equal: a text says nothing about the row."""
+    """All texts are equal: a text does not identify its row."""
     store, shard, texts = MemoryStore(), shard_at(start, "x", rows=6), ["same"] * 6
     part = commit_some(store, shard, texts, rows)
     own, _ = rows_of(store, shard, texts, part)

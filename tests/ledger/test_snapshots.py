@@ -112,7 +112,7 @@ def test_the_files_are_in_a_table_and_no_label_file_is_read_twice(
         return [key for key in store.read_keys if key.startswith(("labels/", "documents/"))]
 
     assert publish_first(count) == 1
-    # — what to ask again, the documents file of a shard with failed rows says
+    # — the documents file of a shard with failed rows has what to ask again
     assert len(files_read()) == 3 * count + 2
     # — of the next snapshot only new shards are read, and of the same none
     assert publish_first(count + 3) == 2

@@ -107,7 +107,7 @@ class Impatient(Terminal):
         (Terminal("n\n"), False),
         (Terminal(""), False),
         (Impatient(), False),
-        (io.StringIO("y\n"), False),  # no terminal: nobody was asked
+        (io.StringIO("y\n"), False),  # no terminal: no question was asked
     ],
 )
 def test_a_job_is_stopped_only_if_the_user_confirms_it(answers: io.StringIO, stops: bool) -> None:

@@ -1,4 +1,4 @@
-"""The page of a report says first what its reader came for, and names every doubt."""
+"""The page of a report begins with the result, and names every doubt."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ GPU = {"CPU": 4.0, "GPU": 1.0, "accelerator_type:T4": 1.0}
 
 
 class FakeRay:
-    """A cluster whose nodes answer as their resources say; the first request brings more nodes."""
+    """A cluster whose nodes answer by their resources; the first request brings more nodes."""
 
     def __init__(self, *alive: dict[str, float], brings: dict[str, float] | None = None) -> None:
         self.alive = list(alive)

@@ -1,4 +1,4 @@
-"""A run with a bound ends between shards, keeps what it has, and says what is left."""
+"""A run with a bound ends between shards, keeps what it has, and reports what is left."""
 
 from __future__ import annotations
 

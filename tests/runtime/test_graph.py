@@ -1,4 +1,4 @@
-"""What keeps a worker from being built is told by its first call; what ends it is reported."""
+"""What keeps a worker from being built is raised by its first call; what ends it is reported."""
 
 from __future__ import annotations
 

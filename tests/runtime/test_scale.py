@@ -77,7 +77,7 @@ def input_objects() -> list[InputObject]:
 
 
 def peak_mib() -> int:
-    """This process's own peak: `getrusage` would tell its parent's, were that greater."""
+    """This process's own peak: `getrusage` would return its parent's, if that is greater."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) // 1024
 

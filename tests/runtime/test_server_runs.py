@@ -1,4 +1,4 @@
-"""Runs that a server with the chat API answers: what is stored, said, asked again and paid."""
+"""Runs that a server with the chat API answers: what is stored, printed, asked again and paid."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ def local_ray():
 
 def ask_as_others():
     address = ray.get_runtime_context().gcs_address
-    stranger = {name: os.environ[name] for name in ("PATH", "HOME")}
-    for environment in (None, stranger):
+    variables = {name: os.environ[name] for name in ("PATH", "HOME")}
+    for environment in (None, variables):
         command = [sys.executable, "-c", CLIENT, address]
         client = subprocess.run(command, env=environment, capture_output=True, text=True)
         refused = "AuthenticationError" in client.stderr
@@ -186,7 +186,7 @@ def test_a_token_that_ray_cannot_use_is_an_error_that_does_not_print_it(
         ("head:6379", "10.0.0.7:6379", "", False, "refused"),
         ("head:6379", "10.0.0.7:6379", "disabled", False, "refused"),
         ("head:6379", "10.0.0.7:6379", "", True, "accepted"),
-        ("head:6379", "10.0.0.7:6379", "token", False, "accepted"),  # and it asks for the token
+        ("head:6379", "10.0.0.7:6379", "token", False, "accepted"),  # and it requires the token
         ("head:6379", "127.0.0.1:6379", "", False, "accepted"),
         ("auto", "10.0.0.7:6379", "", False, "named"),
     ],

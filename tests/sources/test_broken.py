@@ -297,7 +297,7 @@ def test_a_file_that_is_gone_ends_the_run(write: Write, name: str) -> None:
 def test_a_store_that_refuses_to_go_on_ends_the_run(
     name: str, bytes_before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client's error without a number, as some are: nothing but its origin tells what it is."""
+    """A client's error without a number, as some are: only its origin shows what it is."""
     memory = fsspec.filesystem("memory")
     memory.pipe(f"/refusing/{name}", data_of(name))
     read_bytes = 0

@@ -64,7 +64,7 @@ def rows_of(data: str, delimiter: str, *, quoted: bool) -> list[tuple[list[str],
 def test_the_rows_of_all_shards_are_those_of_the_csv_module(
     body: str, format: str, quoting: bool | None, target_bytes: int, block_bytes: int
 ) -> None:
-    """TSV is read without quoting, unless the spec says otherwise."""
+    """TSV is read without quoting, unless the spec has `quoted: true`."""
     delimiter = {"csv": ",", "tsv": "\t"}[format]
     quoted = format == "csv" if quoting is None else quoting
     data = HEADER.replace(",", delimiter) + body

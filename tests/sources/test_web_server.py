@@ -32,7 +32,7 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     content: ClassVar[bytes] = b""
-    ranges: ClassVar[str | None] = None  # what it says of ranges
+    ranges: ClassVar[str | None] = None  # its header about ranges
     has_size: ClassVar[bool] = True
     status: ClassVar[int] = 200
 

@@ -20,7 +20,7 @@ def address_in(log: Path) -> str:
 
 
 class Annotator:
-    """Somebody who knows the labels, and whose page sends what a browser sends."""
+    """A simulated person with the labels, whose page sends what a browser sends."""
 
     def __init__(self, address: str, truth: dict[str, str]) -> None:
         self.root, _, self.token = address.partition("?token=")

@@ -230,12 +230,12 @@ def use_endpoint(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants.ENDPOINT)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + template)
     monkeypatch.setattr(constants, "ENDPOINT", url)
-    monkeypatch.setattr(HfFileSystem, "_cache", {})  # instances that know another endpoint
+    monkeypatch.setattr(HfFileSystem, "_cache", {})  # instances with another endpoint
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
-    """A hub without repositories, which huggingface_hub takes for the real one."""
+    """A hub without repositories, which huggingface_hub uses as the real one."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
     with running_hub() as hub:

@@ -1,6 +1,6 @@
 """A real Ray cluster of one node on this machine, with token authentication, in its own processes.
 
-Knows how `ray start` is told to stay on the loopback interface. Knows nothing of jobs.
+Has the options that keep `ray start` on the loopback interface, and nothing about jobs.
 """
 
 from __future__ import annotations

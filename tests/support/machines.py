@@ -52,7 +52,7 @@ class Machine:
         return subprocess.run(command, capture_output=True, text=True).stdout
 
     def unplug(self) -> None:
-        """Cuts the machine off: no other one is told."""
+        """Cuts the machine off, without a message to the others."""
         _run("ip", "link", "set", self.name, "down")
 
     def plug(self) -> None:

@@ -137,7 +137,7 @@ class Person:
 
 
 def comments(count: int, *, start: int = 0) -> list[dict[str, str]]:
-    """Comments with what people said of them: `id`, `text`, and `toxic`: toxic or clean."""
+    """Comments with the labels that people gave: `id`, `text`, and `toxic`: toxic or clean."""
     with COMMENTS.open(newline="") as file:
         rows = list(csv.DictReader(file))
     random.Random(0).shuffle(rows)  # — the file has all toxic ones first

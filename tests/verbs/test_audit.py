@@ -1,4 +1,4 @@
-"""An audit of a filter: its sample, what people say of it, and the figures of the filter."""
+"""An audit of a filter: its sample, the labels of people, and the figures of the filter."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def file(tmp_path: Path) -> Path:
 
 
 def is_unwanted(truth: Mapping[str, str]) -> bool:
-    """What a person says of a document: what the demo's rule is for."""
+    """A person's label of a document: what the demo's rule is for."""
     return (truth["toxic"], truth["spam"], truth["language"]) != ("clean", "other", "English")
 
 
 def should(known: Known) -> Bools:
-    """[documents]: what people say."""
+    """[documents]: the labels of people."""
     return np.array([is_unwanted(known.by_text[str(text)]) for text in known.texts])
 
 

@@ -1,4 +1,4 @@
-"""`export --head --why` says what transformers' own greedy decoding gives after each prompt."""
+"""`export --head --why` prints what transformers' own greedy decoding gives after each prompt."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def report(folder: Path, write_spec: WriteSpec, assay: Assay) -> Report:
 
 
 def write_gold(folder: Path) -> str:
-    """Gold by which every document of `books` is clean, whatever the answer says."""
+    """Gold by which every document of `books` is clean, whatever the answer is."""
     rows = open_labels(str(folder / "out")).to_table().to_pylist()
     lines, rows_by_id = [], {row["doc_id"]: row for row in rows}
     for file in (folder / "in").glob("*.jsonl"):

@@ -46,7 +46,7 @@ def filtered(folder: Path, keep: str) -> Any:
 
 
 def split_of(files: Mapping[str, bytes], config: str = "default") -> list[str]:
-    """The files of the split of a configuration, as the card says."""
+    """The files of the split of a configuration, as the card has them."""
     header = yaml.safe_load(files["README.md"].decode().split("---")[1])
     [own] = [each for each in header["configs"] if each["config_name"] == config]
     [split] = own["data_files"]

@@ -45,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @dataclass(frozen=True)
 class Table:
-    """A place for an export, and what its format's log says about it."""
+    """A place for an export, and its entries in its format's log."""
 
     to: str
     files: Callable[[], list[str]]  # of the last version
@@ -67,7 +67,7 @@ def delta_table(folder: Path) -> Table:
     place = folder / "delta"
 
     def files() -> list[str]:
-        """As the protocol says: what is added, and not removed."""
+        """By the protocol: what is added, and not removed."""
         live: dict[str, None] = {}
         for log in sorted((place / "_delta_log").glob("*.json")):
             for action in map(json.loads, log.read_text().splitlines()):

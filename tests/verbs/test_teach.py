@@ -106,7 +106,7 @@ def test_a_teacher_answers_the_sample_and_what_is_uncertain(
     labels = labels_of(corpus, "form")
     assert agreement(labels, whole_labels(corpus, asked, teacher)) >= AGREE["agree"]
     corpus.verify()
-    # — readouts of one model are none of another, whoever teaches
+    # — readouts of one model are not those of another, with any teacher
     make_network("qwen3").save_pretrained(tmp_path / "other")
     byte_tokenizer.save_pretrained(tmp_path / "other")
     corpus.model = read_in_float32(tmp_path / "other")

@@ -24,7 +24,7 @@ from pipeline.inference.schedules.fused import FusedReader, FusedSchedule
 
 @pytest.fixture
 def model_without_numbers(tiny_model: Callable[[str], LoadedModel]) -> Callable[..., LoadedModel]:
-    """On the meta device, where whoever asks for a number gets an error."""
+    """On the meta device, where reading a number is an error."""
 
     def make(family: str, *, cut: bool) -> LoadedModel:
         whole = tiny_model(family)
@@ -73,7 +73,7 @@ def test_a_batch_on_a_gpu_never_makes_the_host_wait(
     torch.cuda.set_sync_debug_mode("error")
     try:
         states = read_two_documents(reader)
-        # — whoever waits does get an error here, so nothing above did
+        # — a read is an error here, so nothing above read
         with pytest.raises(RuntimeError, match="synchronizing"):
             states[0, 0, 0].item()
     finally:
