@@ -1,4 +1,4 @@
-"""Filtered files lie as the input's do, and never where the next run would label them."""
+"""Filtered files have the input's layout, and are never where the next run would label them."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_an_input_that_changed_since_is_refused_by_name(own_folder: Path) -> Non
 def test_a_text_that_is_not_the_labelled_one_is_refused(
     own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even where the file's hash was remembered from before."""
+    """Even if the file's earlier hash is in the cache."""
     path = own_folder / "in" / "0.jsonl"
     path.write_text(path.read_text().replace("0 1 ", "0 9 ", 1))
     files = (own_folder / "out" / "documents").glob("*.parquet")

@@ -1,4 +1,4 @@
-"""What people see of an evaluation: nothing hostile steers the page or the terminal."""
+"""What people see of an evaluation: nothing hostile controls the page or the terminal."""
 
 from __future__ import annotations
 

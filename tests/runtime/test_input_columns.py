@@ -1,4 +1,4 @@
-"""The columns of the input that a condition names: odd values, broken columns, and twins."""
+"""The columns of the input that a condition names: odd values, broken columns, and two of one name."""
 
 from __future__ import annotations
 

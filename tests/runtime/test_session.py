@@ -106,7 +106,7 @@ class Probed:
 
 @pytest.fixture(scope="module")
 def probed(tmp_path_factory: pytest.TempPathFactory) -> Probed:
-    """A process of a person who has never heard of Ray starts Ray several times."""
+    """A process without any settings of Ray starts Ray several times."""
     home = tmp_path_factory.mktemp("home")
     long_folder = home / ("long" * 40)
     long_folder.mkdir()

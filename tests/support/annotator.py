@@ -1,4 +1,4 @@
-"""Somebody at the page of a review. Entry points: `address_in` and `Annotator`."""
+"""A simulated person at the page of a review. Entry points: `address_in` and `Annotator`."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def runner(on_ray: bool, request: pytest.FixtureRequest, monkeypatch: pytest.Mon
 
 @pytest.fixture(scope="session")
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What runs of the same spec remember between each other."""
+    """The cache folder that runs of the same spec share."""
     return tmp_path_factory.mktemp("cache")
 
 

@@ -1,4 +1,4 @@
-"""A run that teaches itself: what it asks, what it proves, and what is true of the whole corpus."""
+"""A run that certifies a cascade: its questions, its proof, and the truth of the whole corpus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A wrong attention is not exact, every difference is seen, rounding to 8 bits is compared."""
+"""A wrong attention is not exact, every difference is reported, rounding to 8 bits is compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that may mean nothing are named in one line."""
+"""Answers that may be meaningless are named in one line."""
 
 from __future__ import annotations
 
