@@ -1,4 +1,4 @@
-"""The columns of the input that a condition names: odd values, broken columns, and two of one name."""
+"""The columns of the input that a condition names: odd values, broken columns, two of one name."""
 
 from __future__ import annotations
 
