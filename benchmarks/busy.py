@@ -47,9 +47,9 @@ class SleepingDevice:
     def __init__(self, tasks: Sequence[TaskSpec], documents: int, batch_s: float) -> None:
         self._labels = {task.name: len(task.labels) for task in tasks}
         self._documents = documents
-        self._queue, there = multiprocessing.Pipe()
+        self._queue, device_end = multiprocessing.Pipe()
         process = multiprocessing.get_context("fork").Process(
-            target=_sleep_for_each, args=(there, batch_s), daemon=True
+            target=_sleep_for_each, args=(device_end, batch_s), daemon=True
         )
         process.start()
         self.at_work: list[tuple[float, float]] = []  # when each batch began and ended

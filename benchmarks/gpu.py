@@ -257,8 +257,11 @@ def written_job(setup: Setup, folder: Path, *, documents: int) -> dict[str, Any]
     """The content of a spec, whose model and corpus are written to the folder."""
     for part in (setup.model.network, setup.tokenizer):
         part.save_pretrained(folder / "model")
-    scale, some = setup.scale, texts(setup.scale.tokens, 64)
-    rows = ({"id": str(i), "text": f"{i} {some[i % len(some)]}"} for i in range(documents))
+    scale, corpus_texts = setup.scale, texts(setup.scale.tokens, 64)
+    rows = (
+        {"id": str(i), "text": f"{i} {corpus_texts[i % len(corpus_texts)]}"}
+        for i in range(documents)
+    )
     lines = [json.dumps(row) + "\n" for row in rows]
     corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(lines))
@@ -294,8 +297,8 @@ def texts(words: int, number: int) -> list[str]:
     random_ = random.Random(0)
     syllables = [first + second for first in "bdfgklmnprstvz" for second in "aeiou"]
     known = ["".join(random_.choices(syllables, k=random_.randint(1, 3))) for _ in range(2_000)]
-    often = [1 / rank for rank in range(1, len(known) + 1)]
-    return [" ".join(random_.choices(known, often, k=words)) for _ in range(number)]
+    weights = [1 / rank for rank in range(1, len(known) + 1)]
+    return [" ".join(random_.choices(known, weights, k=words)) for _ in range(number)]
 
 
 if __name__ == "__main__":

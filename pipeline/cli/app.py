@@ -160,8 +160,8 @@ def call(command: App, arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
     except KeyboardInterrupt as stop:
         kept = f"{stop}; " if str(stop) else ""
-        again = shlex.join([*command.name, *tokens])
-        _say(escape_controls(f"assay: stopped; {kept}to continue, run: {again}"))
+        command_line = shlex.join([*command.name, *tokens])
+        _say(escape_controls(f"assay: stopped; {kept}to continue, run: {command_line}"))
         return EXIT_INCOMPLETE
     except MemoryError:
         _say("assay: there is too little memory; free some, or raise `ulimit -v`")

@@ -204,8 +204,8 @@ class Judged:
 
 def _platt(x: Floats, right: Bools) -> tuple[float, float]:
     """The slope and the offset of a logistic regression with Platt's targets; it rises."""
-    good, bad = right.sum(), (~right).sum()
-    targets = np.where(right, (good + 1) / (good + 2), 1 / (bad + 2))
+    successes, failures = right.sum(), (~right).sum()
+    targets = np.where(right, (successes + 1) / (successes + 2), 1 / (failures + 2))
 
     def loss(at: Floats) -> tuple[float, Floats]:
         z = at[0] * x + at[1]

@@ -95,8 +95,10 @@ class SideTable:
         if twin := connection.execute(twins).fetchone():
             fix = f"has different rows with this {self.on}; keep one of them"
             raise SpecError([Problem(f"{PLACE}.path", fix, twin[0])])
-        both = f"select {rows}.*, {JOINED} from {rows} left join sides on {rows}.{self.on} = {_KEY}"
-        return f"select {columns} from ({both}) as {ALIAS}"
+        joined_rows = (
+            f"select {rows}.*, {JOINED} from {rows} left join sides on {rows}.{self.on} = {_KEY}"
+        )
+        return f"select {columns} from ({joined_rows}) as {ALIAS}"
 
 
 @contextmanager

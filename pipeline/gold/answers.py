@@ -83,10 +83,10 @@ def matching_snapshot(
             fix = f"snapshot {newest['number']} has no answers to it; run: assay run SPEC"
             problems.append(Problem(f"tasks.{task}", fix))
         elif fp != now[task]:
-            then = stored_version(store, task, fp).of_all.content.get("task", {})
-            asked = job.fingerprints[task].content.get("task", {})
+            published = stored_version(store, task, fp).of_all.content.get("task", {})
+            current = job.fingerprints[task].content.get("task", {})
             changed = f"the question of {task}"
-            if then.get("question") == asked.get("question"):
+            if published.get("question") == current.get("question"):
                 changed = f"the model, the prompt, the labels or the readout of {task}"
             problems.append(
                 Problem(f"tasks.{task}", f"{changed} changed {since}; run: assay run SPEC")

@@ -320,12 +320,12 @@ def _line(value: object, place: Option) -> GoldLine:
 def check_line(line: GoldLine, task: TaskSpec, place: str) -> None:
     """SpecError if a line of the task has another wording, or a label that the task lacks."""
     labels = tuple(task.labels)
-    then = {"question": line.shown.question, "labels": list(line.shown.labels)}
-    now = {"question": task.guide or task.question, "labels": list(labels)}
-    if changed := [name for name in now if then[name] != now[name]]:
+    of_line = {"question": line.shown.question, "labels": list(line.shown.labels)}
+    of_task = {"question": task.guide or task.question, "labels": list(labels)}
+    if changed := [name for name in of_task if of_line[name] != of_task[name]]:
         fix = f"has an older wording of task {task.name}: {changed[0]} was another, and is now "
-        fix += f"{now[changed[0]]!r}; use another gold file, or the older wording"
-        raise SpecError([Problem(place, fix, then[changed[0]])])
+        fix += f"{of_task[changed[0]]!r}; use another gold file, or the older wording"
+        raise SpecError([Problem(place, fix, of_line[changed[0]])])
     if line.label is None:
         return
     if isinstance(line.label, str) == (task.kind == "multi"):
@@ -379,10 +379,10 @@ def _columns(labelled: Collection[GoldLine]) -> dict[str, list[object]]:
     of_row: dict[tuple[str, str], dict[str, GoldLine]] = {}
     for line in labelled:
         of_row.setdefault(line.key, {})[line.task] = line
-    some = [next(iter(lines.values())) for lines in of_row.values()]
+    first_lines = [next(iter(lines.values())) for lines in of_row.values()]
     columns: dict[str, list[object]] = {
-        "doc_id": [line.doc_id for line in some],
-        HASH: [line.content_hash for line in some],
+        "doc_id": [line.doc_id for line in first_lines],
+        HASH: [line.content_hash for line in first_lines],
     }
     for task in dict.fromkeys(line.task for line in labelled):
         answers = [lines.get(task) for lines in of_row.values()]

@@ -269,9 +269,9 @@ def _check_shard(
         return _CheckedShard(tuple(damages), changed=shard.path)
     compared = ["doc_id", "content_hash"]
     read = read_documents(origin, options)
-    again = pa.concat_tables(part.select(compared) for part in read)
+    read_again = pa.concat_tables(part.select(compared) for part in read)
     for column in compared:
-        if where := _differing(documents.column(column), again.column(column)):
+        if where := _differing(documents.column(column), read_again.column(column)):
             reason = f"{column} differs from {shard.path}, from row {shard.start_row}: {where}"
             damages.append(_damage(shard.documents, reason))
     return _CheckedShard(tuple(damages), read_again=shard.rows)

@@ -78,8 +78,8 @@ def labels_of(answers: pa.StructArray) -> pa.StringArray:
 def structs(table: pa.Table) -> pa.StructArray:
     """The rows of the table as structs, with strings for dictionaries."""
     types = (f.type.value_type if pa.types.is_dictionary(f.type) else f.type for f in table.schema)
-    plain = [field.with_type(kind) for field, kind in zip(table.schema, types, strict=True)]
-    return table.cast(pa.schema(plain)).to_struct_array().combine_chunks()
+    fields = [field.with_type(kind) for field, kind in zip(table.schema, types, strict=True)]
+    return table.cast(pa.schema(fields)).to_struct_array().combine_chunks()
 
 
 def with_column(rows: pa.StructArray, name: str, values: pa.Array) -> pa.StructArray:

@@ -122,8 +122,8 @@ def verify(data: bytes, doc_ids: pa.ChunkedArray) -> None:
 
 def remedy(key: str) -> str:
     """What to do about a damaged or missing file of results."""
-    again = "assay run --retry-failed" if key.startswith(RETRIES) else "assay run"
-    return f"restore it from a copy, or delete this file, then `{again}` makes it again"
+    command = "assay run --retry-failed" if key.startswith(RETRIES) else "assay run"
+    return f"restore it from a copy, or delete this file, then `{command}` makes it again"
 
 
 def read_file(

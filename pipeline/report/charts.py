@@ -39,12 +39,12 @@ def histograms(scores: Sequence[ScoreCounts], kind: str = "choice") -> list[Char
     """
     # — of two labels the second mirrors the first
     candidates = scores[:1] if len(scores) == 2 and kind != "multi" else scores
-    above = [sum(score.counts[1:]) for score in candidates]
-    most = sorted(range(len(candidates)), key=lambda n: -above[n])[:MOST_FIGURES]
+    above_lowest = [sum(score.counts[1:]) for score in candidates]
+    most = sorted(range(len(candidates)), key=lambda n: -above_lowest[n])[:MOST_FIGURES]
     return [
         histogram(candidates[n])
         for n in sorted(most)
-        if above[n] >= LEAST_SHARE * max(1, sum(candidates[n].counts))
+        if above_lowest[n] >= LEAST_SHARE * max(1, sum(candidates[n].counts))
     ]
 
 

@@ -90,11 +90,11 @@ def _against(evaluation: Evaluation, against: Against) -> Iterator[Part]:
         rows = [
             (
                 _NAMES[metric],
-                number(both.value),
-                number(both.other),
-                interval(both.difference),
+                number(figures.value),
+                number(figures.other),
+                interval(figures.difference),
             )
-            for metric, both in pair.figures.items()
+            for metric, figures in pair.figures.items()
         ]
         names = ("", evaluation.spec, against.spec, "difference (95 % interval)")
         yield from ("", Grid(f"{task}: both on the same {pair.rows:,} documents", names, rows))

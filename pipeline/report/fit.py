@@ -47,9 +47,9 @@ def _keys(task: TaskFit, spec_file: str) -> Iterator[str]:
     path = task.readout
     if task_of(task.task) != task.task:
         path = path.rpartition("/")[0]
-    near = os.path.relpath(path, os.path.dirname(spec_file) or ".")
-    if "://" not in path and not (os.path.isabs(path) and near.startswith(os.pardir)):
-        path = near
+    relative = os.path.relpath(path, os.path.dirname(spec_file) or ".")
+    if "://" not in path and not (os.path.isabs(path) and relative.startswith(os.pardir)):
+        path = relative
     keys: dict[str, str | None] = {"question": None} if task.kind == "document" else {}
     keys["readout"] = path
     lines = yaml.safe_dump(keys, sort_keys=False, width=10_000)

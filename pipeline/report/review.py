@@ -26,11 +26,11 @@ def show_reviewed(reviewed: Reviewed, *, command: str) -> Iterator[Part]:
         yield Grid("People", ("person", "labels", "skipped", "flagged"), rows)
     if reviewed.agreements:
         yield ""
-        both = [
+        agreements = [
             (*pair.people, f"{pair.documents:,}", f"{pair.alike:,}", number(pair.kappa))
             for pair in reviewed.agreements
         ]
         names = ("person", "other person", "documents", "alike", "kappa")
-        yield Grid("Agreement of people", names, both, texts=2)
+        yield Grid("Agreement of people", names, agreements, texts=2)
     if reviewed.labels:
         yield from ("", f"next: {command}")

@@ -89,8 +89,12 @@ def _free_bytes(model: LoadedModel) -> int:
 
 def _engines(reader: Reader) -> int:
     """The engines that share the memory of the model's device: a GPU has one."""
-    here = reader.placement
-    return 1 if here.device == "cuda" else max(1, min(here.actors, usable_cores() // here.threads))
+    placement = reader.placement
+    return (
+        1
+        if placement.device == "cuda"
+        else max(1, min(placement.actors, usable_cores() // placement.threads))
+    )
 
 
 def local_model(files: ModelFiles, model: ModelSpec, cache_dir: Path, send: Send = ignore) -> Path:

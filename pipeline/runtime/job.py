@@ -293,8 +293,10 @@ def limited(job: Job, limit: str | None) -> Job:
 def make_reader(spec: JobSpec, placement: Placement, cache_dir: Path) -> Reader:
     """The reader of the spec's model: of its tasks without a cascade, whatever their conditions."""
     places = {task.name: f"tasks.{number}" for number, task in enumerate(spec.tasks)}
-    plain = spec.model_copy(update={"tasks": tuple(t for t in spec.tasks if not t.stages)})
-    return _reader(plain, placement, cache_dir, locate, places | _SHARED)
+    without_cascades = spec.model_copy(
+        update={"tasks": tuple(t for t in spec.tasks if not t.stages)}
+    )
+    return _reader(without_cascades, placement, cache_dir, locate, places | _SHARED)
 
 
 def reader_specs(spec: JobSpec) -> Iterator[tuple[JobSpec, dict[str, str]]]:
@@ -307,8 +309,8 @@ def reader_specs(spec: JobSpec) -> Iterator[tuple[JobSpec, dict[str, str]]]:
     """
     readers = [(0, spec.model, spec.documents, list[StageSpec](), {**_SHARED})]
     for index, task in enumerate(spec.tasks):
-        plain = cast(StageSpec, task.model_copy(update={"when": None}))
-        for number, stage in enumerate(task.stages or (plain,)):
+        unconditional = cast(StageSpec, task.model_copy(update={"when": None}))
+        for number, stage in enumerate(task.stages or (unconditional,)):
             place = f"tasks.{index}" + (f".cascade.stages.{number}" if task.stages else "")
             key = number, stage.model or spec.model, stage.documents or spec.documents
             same = next((each for each in readers if each[:3] == key), None)

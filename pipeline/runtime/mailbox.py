@@ -151,8 +151,8 @@ class Sender:
     def __call__(self, report: WorkerReport) -> None:
         """Takes a report, which is sent within a second unless another one follows."""
         # — of a shard beside one that is labelled, or a GPU that hangs would not be noticed
-        beside = self._latest.phase == LABELLING and report.work != self._latest.work
-        if not (beside and report.phase in (READING, COMMITTING)):
+        is_of_another_shard = self._latest.phase == LABELLING and report.work != self._latest.work
+        if not (is_of_another_shard and report.phase in (READING, COMMITTING)):
             self._latest = report
 
     def end(self, cause: AssayError | None, *, starts_again: bool = True) -> None:

@@ -133,9 +133,9 @@ def _answers(asked: Mapping[str, Any], nodes: Mapping[str, Any]) -> dict[str, fr
         try:
             answers[id] = ray.get(answer, timeout=max(0.0, deadline - time.monotonic()))
         except RayError as error:
-            address, why = nodes[id]["NodeManagerAddress"], str(error).partition("\n")[0]
+            address, reason = nodes[id]["NodeManagerAddress"], str(error).partition("\n")[0]
             text = "node %s cannot run a worker (%s); it is left out: look at its disk and memory"
-            logger.warning(text, address, why)
+            logger.warning(text, address, reason)
             last = error
     if not answers:
         raise last
@@ -289,14 +289,14 @@ def _ended_with_services() -> Iterator[None]:
     """Ends this process when a service of its Ray ends, as Ray does a minute later."""
     # — psutil keeps a name that it has read
     services = {each.name(): each for each in _processes_of_ray() if each.name() in _SERVICES}
-    over = threading.Event()
+    is_over = threading.Event()
 
     def watch() -> None:
-        while not over.wait(1.0):
+        while not is_over.wait(1.0):
             if ended := [name for name, each in services.items() if not _runs(each)]:
-                why = "the system may have killed it for its memory"
-                again = "run the same command again: finished shards are kept"
-                logger.error("Ray's %s has ended (%s); %s", ended[0], why, again)
+                reason = "the system may have killed it for its memory"
+                advice = "run the same command again: finished shards are kept"
+                logger.error("Ray's %s has ended (%s); %s", ended[0], reason, advice)
                 _kill_ray()
                 os._exit(StalledError.exit_code)
 
@@ -304,7 +304,7 @@ def _ended_with_services() -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
+        is_over.set()
 
 
 def _import_graph() -> None:

@@ -113,11 +113,11 @@ class Workers:
 
     def check(self, now_s: float) -> None:
         """StalledError if no worker is at work for the limit; an error if every one fails."""
-        again = "Look at that machine, then run the same command again: finished shards are kept"
+        advice = "Look at that machine, then run the same command again: finished shards are kept"
         if len(self._ends) > MORE_ENDS + self._workers:
             end = self._ends[-1]
             if end.cause is None:
-                text = f"every worker stalls; {_end_of(end, self.limit_s)}. {again}"
+                text = f"every worker stalls; {_end_of(end, self.limit_s)}. {advice}"
                 raise StalledError(text)
             raise ModelError(f"every worker fails with: {end.cause}. Finished shards are kept")
         if self._unable is not None:
@@ -129,7 +129,7 @@ class Workers:
             last, came_s = self._last
             silent_s = now_s - came_s
             if silent_s >= self.limit_s + GRACE_S:
-                raise StalledError(f"no worker is at work; {_end_of(last, silent_s)}. {again}")
+                raise StalledError(f"no worker is at work; {_end_of(last, silent_s)}. {advice}")
 
 
 class Nodes:
@@ -149,9 +149,11 @@ class Nodes:
             if id in alive - before:
                 logger.info("node %s has joined the cluster", address)
             elif id in before - alive:
-                why = node["DeathReasonMessage"].strip().partition("\n")[0] or "no reason is known"
+                reason = (
+                    node["DeathReasonMessage"].strip().partition("\n")[0] or "no reason is known"
+                )
                 text = "node %s is gone (%s); what it had not finished runs on other nodes"
-                logger.warning(text, address, why)
+                logger.warning(text, address, reason)
 
 
 class Watch:
@@ -264,10 +266,12 @@ class Watch:
             return
         limit_s = max(self._workers.limit_s, longest_batch_s)
         # — by itself Ray takes any node, such as one that is cut off later
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        on_this_node = NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=True
+        )
         # — if it is lost, a new mailbox gets each worker's next report
         kept: Any = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox)
-        mailbox = kept.options(scheduling_strategy=here).remote()
+        mailbox = kept.options(scheduling_strategy=on_this_node).remote()
         workers = job.placement.actors
         post = Post(mailbox, limit_s, workers, job.run.unable)
         with self._changing:

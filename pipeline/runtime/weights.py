@@ -141,11 +141,11 @@ def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
         if files.kind == "hub":
             names = [glob.escape(name) for name in files.hashes]
             weights = [name for name in files.hashes if fnmatchcase(name, _WEIGHTS)]
-            here = (
+            cached = (
                 hub.try_to_load_from_cache(files.location, n, revision=files.revision)
                 for n in weights
             )
-            if not any(here):
+            if not any(cached):
                 require_room(Path(HF_HUB_CACHE), files.size_bytes)
             folder = _from_hub(files.location, files.revision, names)
         elif not folder.exists():
@@ -209,7 +209,7 @@ def _remote(url: str, options: Options, cache_dir: Path, downloads: bool) -> Mod
     try:
         file_system, place = file_system_at(url, options)
         infos = _root_files(file_system, place)
-        beside = file_system.cat_file(infos[SUMS]["name"]) if SUMS in infos else b""
+        sums = file_system.cat_file(infos[SUMS]["name"]) if SUMS in infos else b""
     except failures as error:
         if isinstance(error, refused) and cause_of(error) is not Cause.MISSING:
             raise as_storage_error(error, url, "read") from error
@@ -219,7 +219,7 @@ def _remote(url: str, options: Options, cache_dir: Path, downloads: bool) -> Mod
     if not sizes:
         fix = "no .safetensors file is in it; folders below it are not read"
         raise SpecError([Problem("model.path", fix, url)])
-    hashes, kept = parse_sums(beside), _cached_at(etags, cache_dir) / SUMS
+    hashes, kept = parse_sums(sums), _cached_at(etags, cache_dir) / SUMS
     if not etags.keys() <= hashes.keys() and kept.is_file():
         hashes = parse_sums(kept.read_bytes())
     if not etags.keys() <= hashes.keys():

@@ -202,8 +202,8 @@ def _no_file(file_system: AbstractFileSystem, place: str) -> str:
         return "names no file; in a glob, [ab] is one character: write [[] for a [ in a name"
     if isinstance(file_system, LocalFileSystem):
         folder, name = os.path.split(place)
-        beside = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-        if similar := get_close_matches(name, beside, n=1):
+        names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+        if similar := get_close_matches(name, names, n=1):
             return f"names no file; a similar name is {similar[0]!r}"
     return f"names no file; supported are {supported()}, globs and folders"
 

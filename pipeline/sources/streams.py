@@ -69,10 +69,10 @@ def fetching(path: str) -> Iterator[None]:
         ) from error
 
 
-def changed(path: str, how: str = "") -> StorageError:
+def changed(path: str, reason: str = "") -> StorageError:
     """The error of an object that is another version than before; the caller raises it."""
     return StorageError(
-        f"{path}: changed while the job ran{how}; run again to label the new version"
+        f"{path}: changed while the job ran{reason}; run again to label the new version"
     )
 
 
@@ -183,13 +183,13 @@ class Fetched:
     def __init__(self, path: str, options: Options, *, ahead: bool = True) -> None:
         self._path = path
         self._offset = 0
-        how: Any = {} if ahead else {"cache_type": "none"}
+        cache_options: Any = {} if ahead else {"cache_type": "none"}
         with fetching(path):
             file_system, place = file_system_at(path, options)
             if isinstance(file_system, LocalFileSystem):
                 check_regular(place)
-                how = {}
-            self._open = partial(file_system.open, place, "rb", **how)
+                cache_options = {}
+            self._open = partial(file_system.open, place, "rb", **cache_options)
             self._file: BinaryIO | None = retry(self._open)
 
     def read(self, size: int = -1, /) -> bytes:

@@ -360,8 +360,8 @@ def _may_be_image(kind: pa.DataType) -> bool:
 def _may_be_text(kind: pa.DataType) -> bool:
     """Whether values are strings, or bytes that may be UTF-8; in one of many files, all null."""
     stored = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
-    plain = stored.value_type if types.is_dictionary(stored) else stored
-    return plain in (*_STRINGS, *_BYTES, pa.null())
+    value_type = stored.value_type if types.is_dictionary(stored) else stored
+    return value_type in (*_STRINGS, *_BYTES, pa.null())
 
 
 def _may_be_id(kind: pa.DataType) -> bool:

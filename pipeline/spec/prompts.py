@@ -39,8 +39,8 @@ def prompt_text(
     prompt: PromptSpec, tasks: Sequence[TaskSpec], *, render: Render | None
 ) -> PromptText:
     """The prompt of every task; `render` is the tokenizer's chat template, if it has one."""
-    prefix, behind = _split((render or _plain)(messages(prompt, _DOCUMENT, _QUESTION)), _DOCUMENT)
-    before_question, after_question = _split(behind, _QUESTION)
+    prefix, suffix = _split((render or _plain)(messages(prompt, _DOCUMENT, _QUESTION)), _DOCUMENT)
+    before_question, after_question = _split(suffix, _QUESTION)
     space = " " if render is None else ""
     suffixes, before_labels = {}, {}
     for task in tasks:

@@ -202,7 +202,7 @@ class JobSpec(Frozen):
     def _not_read(self, task: StageSpec, place: Place) -> Iterator[Mistake]:
         """The keys of a task or a stage, or of its model, that are not read, with the fix."""
         model = task.model or self.model
-        above: Place = ("model",) if task.model is None else (*place, "model")
+        model_place: Place = ("model",) if task.model is None else (*place, "model")
         own = [key for key in ("model", "documents") if getattr(task, key) is not None]
         if own and "cascade" not in place:
             fix = "only a stage of a cascade has one of its own; write it for all tasks"
@@ -224,7 +224,7 @@ class JobSpec(Frozen):
         elif isinstance(task, EncoderTask):
             for key, is_set in {"dtype": model.rounded_to, "kv": model.kv != "none"}.items():
                 if is_set:
-                    yield (*above, key), "not supported for a sequence classifier; remove it"
+                    yield (*model_place, key), "not supported for a sequence classifier; remove it"
 
     @model_validator(mode="after")
     def _gold_is_of_the_tasks(self) -> JobSpec:

@@ -99,11 +99,11 @@ def check_create_only(store: Store, *, place: str = "output", key: str = PROBE_K
         # — runs share one key, so that no keys accumulate
         store.create(key, b"the content of the first create is kept")
         before = store.read(key)
-        again = store.create(key, b"a second create: " + uuid.uuid4().bytes)
+        second_etag = store.create(key, b"a second create: " + uuid.uuid4().bytes)
         kept = store.read(key) == before
     except (RefusedError, StorageError) as error:
         raise type(error)(Problem(place, str(error))) from error
-    if again or not kept:
+    if second_etag or not kept:
         fix = f"{store.url}: a second create of {key} was not refused, so one run could overwrite "
         fix += "another's results; use a store that honours conditional create"
         raise RefusedError(Problem(place, fix))

@@ -82,7 +82,7 @@ def certify(
         # — the share of an earlier sample stays, so that new files have the same share of it
         known = [own for name in due if (own := job.cascades[name]).draw <= MOST_TIMES * least]
         share = max([least, *(own.draw for own in known)])
-        again = {own.task: own for own in known if own.thresholds is not None}
+        earlier = {own.task: own for own in known if own.thresholds is not None}
         asked = (due[t.name].whole if t.name in due else t for t in spec.tasks)
         sample = Sample(
             spec.model_copy(update={"tasks": tuple(t for t in asked if t.name not in later)}),
@@ -96,7 +96,7 @@ def certify(
             counts,
         )
         shards = hash_of(shard.id for shard in planned.shards)
-        for certificate in _certificates(sample, job, due, again):
+        for certificate in _certificates(sample, job, due, earlier):
             write_certificate(store, replace(certificate, shards=shards))
             logger.info("%s: %s", certificate.task, certificate.words)
         if not later:
@@ -143,8 +143,8 @@ def _certificates(
     }
     lacks = {name: why for name, own in cascades.items() if (why := own.lack())}
     made = {name: replace(cascades[name].unproved, reason=why) for name, why in lacks.items()}
-    again = {name: own for name, own in known.items() if name not in made}
-    proved = _tried(sample, cascades, again)
+    proved_before = {name: own for name, own in known.items() if name not in made}
+    proved = _tried(sample, cascades, proved_before)
     made |= {name: own for name, own in proved.items() if own.thresholds is not None}
     tokens = np.max([own.tokens for own in whole.values()], axis=0)
     texts = Texts(sample, tokens[sample.first_half], job.placement)
@@ -218,8 +218,8 @@ class _Cascade:
             return self.unproved
         taught = teach(texts, self.task, self.whole.p[self.first_half], self.judged)
         if taught is None:
-            why = "no readout of an early layer is sure enough to save anything"
-            return replace(self.unproved, reason=why)
+            reason = "no readout of an early layer is certain enough to save anything"
+            return replace(self.unproved, reason=reason)
         return replace(self.unproved, **asdict(taught))
 
     def lack(self) -> str:

@@ -244,7 +244,7 @@ def commits(
         times |= {item.key: item.modified_s for item in store.list(label_folders(task, fp)[0])}
     at = pa.array([times.get(key) for key in keys], pa.float64())
     files = files.append_column("at", at).append_column("documents", documents)
-    how = [("at", "max"), ("documents", "max"), ("task", "count_distinct")]
-    for shard in files.group_by("sid").aggregate(how).to_pylist():
+    aggregations = [("at", "max"), ("documents", "max"), ("task", "count_distinct")]
+    for shard in files.group_by("sid").aggregate(aggregations).to_pylist():
         if shard["task_count_distinct"] == tasks and shard["at_max"] is not None:
             yield shard["at_max"], shard["documents_max"]
