@@ -113,8 +113,10 @@ def _columns(to: str, existing: pa.Schema, own: pa.Schema) -> pa.Schema:
             raise option_error("to", f"{fix}another table", to)
         own_type, table_type = _shown(own.field(field.name).type), _shown(field.type)
         if own_type != table_type:
-            fix = f"has the column {field.name} as {table_type}, and the export as {own_type}; name another "
-            raise option_error("to", f"{fix}table, or change the type of the column", to)
+            fix = (
+                f"has the column {field.name} as {table_type}, and the export as {own_type}; name "
+            )
+            raise option_error("to", f"{fix}another table, or change the type of the column", to)
     added = [field for field in own if field.name not in existing.names]
     same = (own.field(field.name).with_nullable(field.nullable) for field in existing)
     return pa.schema([*same, *added])
