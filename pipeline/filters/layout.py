@@ -149,8 +149,8 @@ def real_path(path: str) -> str:
     """The path, absolute and without links; a URL with the usual name of its scheme."""
     if (table := table_at(path)) is not None and table.kind != "iceberg":
         return real_path(table.place)
-    scheme, separator, rest = path.rpartition("://")
+    scheme, separator, path_in_store = path.rpartition("://")
     if scheme in ("", "file"):
         return os.path.realpath(str(LocalFileSystem._strip_protocol(path))).rstrip("/")
     usual = {"s3a": "s3", "gcs": "gs"}.get(scheme.lower(), scheme.lower())
-    return usual + separator + rest.strip("/")
+    return usual + separator + path_in_store.strip("/")

@@ -156,11 +156,11 @@ def is_beginning(line: bytes) -> bool:
     try:
         json.loads(text)
     except json.JSONDecodeError as error:
-        rest = text[error.pos :]
+        remainder = text[error.pos :]
         in_text = error.msg.startswith("Unterminated string")
-        in_escape = error.msg.startswith("Invalid \\u") and '"' not in rest
+        in_escape = error.msg.startswith("Invalid \\u") and '"' not in remainder
         # — else in a word or a number, or between two values
-        return text.startswith("{") and bool(in_text or in_escape or _WORD.fullmatch(rest))
+        return text.startswith("{") and bool(in_text or in_escape or _WORD.fullmatch(remainder))
     return False
 
 

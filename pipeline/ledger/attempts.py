@@ -262,7 +262,7 @@ def _look_for_others(store: Store, by: str, own: Collection[str], named: set[str
         )
     for mark in recent if by == RUN else ():
         with suppress(StorageError):  # it has ended
-            if (who := store.read(mark.key).decode()) not in named:
-                named.add(who)
+            if (other_run := store.read(mark.key).decode()) not in named:
+                named.add(other_run)
                 text = "%s: another run (%s) writes to this output, or was killed a few minutes ago"
-                logger.warning(f"{text}; both read the same documents", store.url, who)
+                logger.warning(f"{text}; both read the same documents", store.url, other_run)

@@ -132,7 +132,7 @@ def _from_top(
         if not top:
             continue
         known = {index[str(ranked["label"])]: float(str(ranked["p"])) for ranked in top}
-        rest = max(0.0, 1 - sum(known.values()))
-        p[row] = rest / max(1, len(labels) - len(known))
+        unranked = max(0.0, 1 - sum(known.values()))
+        p[row] = unranked / max(1, len(labels) - len(known))
         p[row, list(known)] = list(known.values())
     return p

@@ -316,9 +316,9 @@ def issue_grid(issues: Sequence[LabelIssue], most: int, *, texts: bool = False) 
     shown = issues[:most]
     with_texts = texts and any(issue.text is not None for issue in shown)
     left_out = len(issues) - len(shown)
-    rest = f"; {left_out:,} more in --json" if left_out else ""
+    omitted = f"; {left_out:,} more in --json" if left_out else ""
     return Grid(
-        f"gold labels that are probably wrong, the most probable first{rest}",
+        f"gold labels that are probably wrong, the most probable first{omitted}",
         ("document", "gold", "answer", *["text"] * with_texts, "p of gold", "p of answer"),
         [
             (

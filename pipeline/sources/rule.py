@@ -93,9 +93,9 @@ class Expression:
     def _reason(self, error: duckdb.Error) -> str:
         """Why it cannot be evaluated, and what to write where another dialect would take it."""
         names = self._schema.names
-        for name, *rest in references(parsed(self.text, self._place)):
+        for name, *fields in references(parsed(self.text, self._place)):
             kind = self._schema.field(name).type if names.count(name) == 1 else pa.null()
-            if not rest and pa.types.is_struct(kind) and kind.get_field_index("label") >= 0:
+            if not fields and pa.types.is_struct(kind) and kind.get_field_index("label") >= 0:
                 return f"{name} has several values; write {name}.label for the answer"
             if name not in names and {*names} >= _OF_DOCUMENTS:
                 return f"{_reason(error)}; write doc.{name} for a column of the input"

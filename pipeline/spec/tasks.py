@@ -134,15 +134,15 @@ class CascadeTask(UnaskedTask):
         cascade = content.get("cascade") if isinstance(content, Mapping) else None
         if cascade is None or (isinstance(cascade, Mapping) and cascade.get("stages")):
             return content
-        rest = {key: value for key, value in content.items() if key not in _OF_THE_STAGE}
+        of_the_task = {key: value for key, value in content.items() if key not in _OF_THE_STAGE}
         if cascade == "auto":
             cascade = {}
         if not isinstance(cascade, Mapping):
-            return rest
+            return of_the_task
         last = {key: content[key] for key in _OF_THE_STAGE if content.get(key) is not None}
         if cascade.get("teacher") is not None:
             last["model"] = cascade["teacher"]
-        return {**rest, "cascade": {**cascade, "stages": [last]}}
+        return {**of_the_task, "cascade": {**cascade, "stages": [last]}}
 
     @field_validator("cascade", mode="before")
     @classmethod

@@ -64,7 +64,7 @@ def open_store(url: str, options: Mapping[str, Any], *, place: str = "output") -
     `place` is the key or the option that has the URL, for errors. RefusedError for another kind of
     URL, and SpecError for a local path that is a file.
     """
-    scheme, separator, rest = url.partition("://")
+    scheme, separator, location = url.partition("://")
     protocol = scheme.lower() if separator else "file"
     # — imported here: a run on a local disk loads no client of an object store
     if protocol in ("s3", "s3a"):
@@ -80,7 +80,7 @@ def open_store(url: str, options: Mapping[str, Any], *, place: str = "output") -
         raise RefusedError(Problem(place, fix, url))
     from pipeline.stores.local import LocalStore
 
-    path = Path(rest) if separator else Path(os.path.abspath(os.path.expanduser(url)))
+    path = Path(location) if separator else Path(os.path.abspath(os.path.expanduser(url)))
     if not path.is_absolute():
         raise RefusedError(Problem(place, "write file:///absolute/path, three slashes", url))
     existing = next((folder for folder in (path, *path.parents) if os.path.exists(folder)), path)

@@ -303,9 +303,9 @@ def take_samples(
     """
     step = max(1, len(shards) // max(1, count))
     spread = shards[::step]
-    rest = [shard for number, shard in enumerate(shards) if number % step]
+    further_shards = [shard for number, shard in enumerate(shards) if number % step]
     samples: list[SampledDocument] = []
-    for number, shard in enumerate([*spread, *rest]):
+    for number, shard in enumerate([*spread, *further_shards]):
         if len(samples) >= count:
             break
         share = -(-(count - len(samples)) // max(1, len(spread) - number))

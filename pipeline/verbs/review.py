@@ -131,9 +131,9 @@ def _reading(
         pool.fp = answered.tasks[task.name].fp
     answers = Answers(store, answered, task)
     # — a condition chooses other documents than those of the file, which then are not looked for
-    rest, named = (shards, labelled) if options.where is None else ((), set[str]())
+    other_shards, named = (shards, labelled) if options.where is None else ((), set[str]())
     read = Read(answers, options.columns, source.storage_options)
-    reading = Reading(pool, draws, rest, named, read)
+    reading = Reading(pool, draws, other_shards, named, read)
     reading.wait(for_all=sum(shard.piece.text_bytes for shard in shards) <= SMALL_BYTES)
     if pool.error is not None:
         raise pool.error

@@ -387,9 +387,9 @@ def _without(schema: Any, names: Sequence[str]) -> Any:
         return 1 + sum(map(size, field.children()))
 
     make, (metadata, *fields) = schema.__reduce__()  # — has no other form with the numbers
-    rest = iter(fields)
+    values = iter(fields)
     kept = []
     for field in schema.fields():
-        own = [*islice(rest, size(field))]
+        own = [*islice(values, size(field))]
         kept += [] if field.name() in names else own
     return make(metadata, *kept)

@@ -195,8 +195,8 @@ def _places(
 def _written(texts: Texts, task: CascadeTask, best: _Place) -> Taught:
     """Fits at the best place to all rows, and writes the files, whose names are their hash."""
     # — no document is read here, so that this machine may lack what the model needs
-    here, spec = Placement("cpu", texts.placement.dtype, actors=1, threads=1), texts.sample.spec
-    job = make_job(texts.reading(best.max_tokens), here, texts.sample.cache_dir)
+    cpu, spec = Placement("cpu", texts.placement.dtype, actors=1, threads=1), texts.sample.spec
+    job = make_job(texts.reading(best.max_tokens), cpu, texts.sample.cache_dir)
     layer = best.read.layers[best.layer]
     files: dict[str, bytes] = {}  # by label of the kind `multi`; of another kind by ""
     for part in _parts(task):

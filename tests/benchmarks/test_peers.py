@@ -117,14 +117,14 @@ def test_workers_share_out_the_documents_and_the_last_one_ends_the_round(
     asked = Asked([5, 6], [[7, 8], [9]], [[1, 2], [3]])
     documents = [[20 + i, 21, 22] for i in range(5)]
     alone = Engine(setup)
-    process, here = Worker("assay", setup, tmp_path), InThisProcess(alone)
+    process, in_this_process = Worker("assay", setup, tmp_path), InThisProcess(alone)
     try:
-        together = Workers([process, here])
+        together = Workers([process, in_this_process])
         together.prepare(asked)
         seconds, answers = together.label(documents)
     finally:
         process.close()
-    assert seconds >= here.reply()[0] > 0 and len(here.reply()[1]) == 2
+    assert seconds >= in_this_process.reply()[0] > 0 and len(in_this_process.reply()[1]) == 2
     for log_probs, expected in zip(answers, alone.label(documents), strict=True):
         for of_question, own in zip(log_probs, expected, strict=True):
             assert of_question == pytest.approx(own, abs=1e-5)

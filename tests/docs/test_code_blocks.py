@@ -87,8 +87,8 @@ def test_every_block_is_run_or_has_the_reason_why_not() -> None:
 @pytest.mark.parametrize("block", params("yaml"))
 def test_a_yaml_block_is_a_spec_or_part_of_one(block: Block) -> None:
     written = yaml.safe_load(block.code)
-    rest = {key: value for key, value in BASE.items() if key not in written}
-    text = (yaml.safe_dump(rest) if rest else "") + block.code
+    missing = {key: value for key, value in BASE.items() if key not in written}
+    text = (yaml.safe_dump(missing) if missing else "") + block.code
     assert parse_spec(text).tasks
     jsonschema.validate(yaml.safe_load(text), generate.spec_schema())
 

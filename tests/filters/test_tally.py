@@ -72,8 +72,8 @@ def table() -> Iterator[Decisions]:
 
 def add(table: Decisions, groups: list[str], dropped: list[bool], **columns: object) -> None:
     """Documents of one character and three tokens."""
-    ones = pa.array([1] * len(groups), pa.int64())
-    sizes = {"n_chars": ones, "_tokens": pa.array([3] * len(groups), pa.int32())}
+    n_chars = pa.array([1] * len(groups), pa.int64())
+    sizes = {"n_chars": n_chars, "_tokens": pa.array([3] * len(groups), pa.int32())}
     table.add("documents", pa.table({"_group": groups, "_dropped": dropped, **sizes, **columns}))
 
 

@@ -105,9 +105,9 @@ def test_a_killed_writer_loses_no_line_that_it_reported(path: Path) -> None:
                     GoldFile.open(path, TOPIC)
                 writer.kill()
                 break
-        rest = writer.stdout.read().split()
+        numbers = writer.stdout.read().split()
     assert writer.returncode == -signal.SIGKILL
-    last = int(rest[-1]) if rest else 20
+    last = int(numbers[-1]) if numbers else 20
     with GoldFile.open(path, TOPIC) as gold:  # — the lock ended with the process
         documents = [each.doc_id for each in gold.lines]
         assert documents == list(map(str, range(len(documents)))) and len(documents) > last

@@ -63,8 +63,8 @@ def test_a_hundred_labels_on_a_page_are_enough_for_a_filter(person: Person) -> N
 
     aurocs = {}
     for gold, number in (("half.jsonl", LABELS // 2), ("gold.jsonl", LABELS)):
-        there = "--to readouts/kind.safetensors --overwrite"
-        person.types(f"assay fit my.yaml --gold {gold} --layers 12 {there}")
+        options = "--to readouts/kind.safetensors --overwrite"
+        person.types(f"assay fit my.yaml --gold {gold} --layers 12 {options}")
         person.types("assay run my.yaml")
         person.types("assay export my.yaml --to labels.csv --overwrite")
         lines = (person.folder / gold).read_text().splitlines()

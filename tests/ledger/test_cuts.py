@@ -75,11 +75,11 @@ def test_large_text_is_cut_by_the_nodes_of_a_cluster_and_tables_are_not(
         return cut(source, *others, **options)
 
     columns = Columns("text", "id")
-    here = load_or_cut(store, objects, columns, 100, keep=False, by_nodes=by_nodes)
+    local = load_or_cut(store, objects, columns, 100, keep=False, by_nodes=by_nodes)
     assert not elsewhere  # — so little text
     monkeypatch.setattr(cuts_module, "MOST_TEXT_BYTES", 0)
-    assert load_or_cut(store, objects, columns, 100, by_nodes=by_nodes) == here
-    assert {*elsewhere} == {each.path for each in objects[:-1]} and len(here.unreadable) == 1
+    assert load_or_cut(store, objects, columns, 100, by_nodes=by_nodes) == local
+    assert {*elsewhere} == {each.path for each in objects[:-1]} and len(local.unreadable) == 1
     elsewhere.clear()
     assert load_or_cut(store, whole, columns, 100, by_nodes=by_nodes).shards and not elsewhere
 

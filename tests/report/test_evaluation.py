@@ -121,8 +121,8 @@ def test_a_page_says_what_to_do_next_and_the_headline_has_the_main_figures() -> 
     task = whole.tasks["toxic"]
     written, auroc = page(whole), task.auroc
     first = f"AUROC {auroc.value:.3f} ({auroc.low:.3f} to {auroc.high:.3f}), accuracy "
-    screen, _, rest = written.partition("<h2 id='answers'>")
-    begin, _, _ = rest.partition("<h2 id='quality'>")[2].partition("<h3>toxic</h3>")
+    screen, _, main = written.partition("<h2 id='answers'>")
+    begin, _, _ = main.partition("<h2 id='quality'>")[2].partition("<h3>toxic</h3>")
     [section] = sections(whole)
     line = section.headline
     assert line.startswith(first) and "on 50 documents, by " in line

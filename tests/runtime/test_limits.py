@@ -151,7 +151,7 @@ def test_this_machine_has_a_core_and_memory() -> None:
     assert usable_cores() >= 1 and available_bytes() > 0
 
 
-def seen(*capabilities: tuple[int, int], cuda: str | None = "13.0") -> CompletedProcess[str]:
+def printed(*capabilities: tuple[int, int], cuda: str | None = "13.0") -> CompletedProcess[str]:
     """What a torch that sees GPUs of these capabilities prints."""
     answer = json.dumps(["2.13.0", cuda, capabilities])
     return CompletedProcess([], 0, f"a line of a library\n{answer}\n", "")
@@ -160,10 +160,10 @@ def seen(*capabilities: tuple[int, int], cuda: str | None = "13.0") -> Completed
 @pytest.mark.parametrize(
     ("answer", "gpus"),
     [
-        (seen((9, 0)), Gpus(1, frozenset({"bfloat16", "fp8"}))),
-        (seen((8, 9), (10, 0)), Gpus(2, frozenset({"bfloat16", "fp8"}))),
-        (seen((8, 0), (8, 6)), Gpus(2, frozenset({"bfloat16"}))),
-        (seen((9, 0), (7, 5)), Gpus(2)),
+        (printed((9, 0)), Gpus(1, frozenset({"bfloat16", "fp8"}))),
+        (printed((8, 9), (10, 0)), Gpus(2, frozenset({"bfloat16", "fp8"}))),
+        (printed((8, 0), (8, 6)), Gpus(2, frozenset({"bfloat16"}))),
+        (printed((9, 0), (7, 5)), Gpus(2)),
     ],
 )
 def test_torch_reports_which_gpus_can_be_used(
@@ -182,8 +182,8 @@ def test_torch_reports_which_gpus_can_be_used(
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (seen(cuda=None), "torch 2.13.0 does not see: it is a build for CPUs"),
-        (seen(), "torch 2.13.0 does not see: its driver or CUDA_VISIBLE_DEVICES hides it"),
+        (printed(cuda=None), "torch 2.13.0 does not see: it is a build for CPUs"),
+        (printed(), "torch 2.13.0 does not see: its driver or CUDA_VISIBLE_DEVICES hides it"),
         (CompletedProcess([], 1, "", "a trace\nno driver"), "torch does not see: no driver"),
     ],
 )

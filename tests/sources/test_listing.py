@@ -35,14 +35,14 @@ def make(folder: Path, kind: str, format: str) -> str:
     if kind == "fifo":
         os.mkfifo(path)
     elif kind == "socket":
-        here = os.open(".", os.O_RDONLY)
+        earlier_folder = os.open(".", os.O_RDONLY)
         os.chdir(folder)  # — the path of a socket has at most 108 bytes
         try:
             with socket.socket(socket.AF_UNIX) as bound:
                 bound.bind(path.name)
         finally:
-            os.fchdir(here)
-            os.close(here)
+            os.fchdir(earlier_folder)
+            os.close(earlier_folder)
     else:
         path.symlink_to(target[kind])
     return str(path)

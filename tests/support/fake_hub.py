@@ -221,8 +221,8 @@ def _git_hash(data: bytes) -> str:
 def _one_level(below: str, files: Files) -> list[dict[str, Any]]:
     start = len(below) + 1 if below else 0
     folders = {path[: path.index("/", start)] for path in files if "/" in path[start:]}
-    here = [_entry(path, data) for path, data in files.items() if "/" not in path[start:]]
-    return [*({"type": "directory", "path": path, "oid": "0"} for path in sorted(folders)), *here]
+    direct = [_entry(path, data) for path, data in files.items() if "/" not in path[start:]]
+    return [*({"type": "directory", "path": path, "oid": "0"} for path in sorted(folders)), *direct]
 
 
 def use_endpoint(monkeypatch: pytest.MonkeyPatch, url: str) -> None:

@@ -245,5 +245,5 @@ def test_eval_and_report_show_the_figures_of_the_filter(
     shown = f"{precision['estimate']:.3f} ({precision['low']:.3f} to {precision['high']:.3f})"
     assert shown in assay("eval", *words).words
     assert shown in assay("report", *words, "--to", page).words
-    first, _, rest = page.read_text().partition("<h2 id='answers'>")
-    assert shown in first and shown in rest and "no gold labels" not in first
+    first, _, main = page.read_text().partition("<h2 id='answers'>")
+    assert shown in first and shown in main and "no gold labels" not in first

@@ -65,8 +65,8 @@ def joined(folder: Path, *, with_text: bool) -> list[tuple[Any, ...]]:
     columns += ["i.text"] * with_text
     for task in sorted(LABELS):
         p = [f"{task}.p.{label}" for label in LABELS[task]]
-        rest = [f"{task}.{name}" for name in ("mass", "margin", "n_tokens", "n_chunks")]
-        columns += [f"{task}.label::varchar", *p, *rest, f"{task}.status::varchar"]
+        measures = [f"{task}.{name}" for name in ("mass", "margin", "n_tokens", "n_chunks")]
+        columns += [f"{task}.label::varchar", *p, *measures, f"{task}.status::varchar"]
     answers = " ".join(
         f"join '{folder}/out/labels/{task}/*/*/*.parquet' {task} using (doc_id)" for task in LABELS
     )

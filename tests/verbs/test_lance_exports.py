@@ -177,5 +177,5 @@ def test_a_dataset_in_a_bucket_is_written_with_the_storage_options(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", own.pop("secret"))
     run(folder, f"lance+{url}", toy_spec(folder, storage_options=own))
     run(folder, f"lance+{dataset}")
-    there = lance.dataset(url, storage_options=native_options(url, own)).to_table()
-    assert there.equals(lance.dataset(dataset).to_table())
+    stored = lance.dataset(url, storage_options=native_options(url, own)).to_table()
+    assert stored.equals(lance.dataset(dataset).to_table())

@@ -155,7 +155,7 @@ def test_states_are_read_in_a_process_of_the_cluster_that_a_run_uses(
     placement = Placement("cpu", "float32", actors=2, threads=1)
     assert sample.where_engines_run(os.getpid, placement) != os.getpid()
     texts = Texts(sample, np.full(1, 9), placement)
-    there = texts.states(None)
-    here = _states(texts.reading(None), "float32", corpus.cache, texts.texts)
-    assert 10 < len(texts.texts) == len(there.rows) and here.layers == there.layers
-    np.testing.assert_array_equal(here.states, there.states)
+    in_actor = texts.states(None)
+    in_this_process = _states(texts.reading(None), "float32", corpus.cache, texts.texts)
+    assert 10 < len(texts.texts) == len(in_actor.rows) and in_this_process.layers == in_actor.layers
+    np.testing.assert_array_equal(in_this_process.states, in_actor.states)
