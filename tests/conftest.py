@@ -192,7 +192,7 @@ def random_network(family: str, **changes: Any) -> Any:
     for name, parameter in network.named_parameters():
         # The default of 0.02 makes every attention weight alike, which hides wrong masks.
         torch.nn.init.normal_(parameter, std=0.25) if parameter.ndim > 1 else None
-        # The default forgets a state within a token or two, which hides one that is not carried on.
+        # With the default a state decays in two tokens, which hides one that is not carried on.
         torch.nn.init.normal_(parameter, mean=-3.0) if name.endswith("A_log") else None
         torch.nn.init.normal_(parameter) if name.endswith("sinks") else None
     return network

@@ -96,7 +96,7 @@ def allocate(population: Population, codes: Numbers, sample: int) -> Numbers:  #
     targets = sizes * spread
     drawn = np.minimum(sizes, 2)
     for side in (is_dropped, ~is_dropped):
-        # — what one side does not need, the other gets, in the second loop
+        # — documents that one side does not need are drawn of the other, by the call below
         _fill(drawn, sizes, targets * side, sample // 2 - int(drawn[side].sum()))
     _fill(drawn, sizes, targets, sample - int(drawn.sum()))
     return drawn

@@ -116,7 +116,7 @@ def _groups(rule: SnapshotRule, table: Decisions) -> tuple[GroupResult, ...]:
     written = rule.labelled.spec.filter
     assert written is not None
     top, thresholds = written.drop_top, table.thresholds
-    by = top.by if top else None  # — as the user wrote it
+    by = top.by if top else None  # — as it is written in the spec
     sizes = {"": table.whole} if by is None else table.sizes("_part", MOST_GROUPS)
     return tuple(
         GroupResult(

@@ -263,7 +263,7 @@ def _check_shard(
         return _CheckedShard(tuple(damages))
     version = origin.version
     columns = Columns(version.text_column, version.id_column, version.image_column, version.quoted)
-    # — without the view: the path of a table's data file finds the file alone
+    # — without the view: a data file of a table is found by its path alone
     own = replace(version, view=None)
     if all(replace(item.version(columns), view=None) != own for item in inputs[shard.path]):
         return _CheckedShard(tuple(damages), changed=shard.path)

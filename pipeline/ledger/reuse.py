@@ -40,7 +40,7 @@ class StoredAnswers:
         self._texts = text_identities(documents)
         # — a document without text has no answer, but its hash may equal another's
         self._has_text = _mask(pc.equal(documents.column("status").cast(pa.string()), OK))
-        # — each task of a shard looks into the same other shards
+        # — all tasks of a shard read the same other shards
         self._texts_of: Callable[[str], pa.StringArray | None]
         self._texts_of = lru_cache(CACHED_SHARDS)(self._read_texts)
 

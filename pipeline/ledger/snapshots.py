@@ -140,7 +140,7 @@ def contents(store: Store, number: int | None = None) -> Contents:
             spec=str(content["spec"]),
             tasks=tasks,
             files=table_of(store, content),
-            # — it shows no answers of the documents that were not asked about
+            # — with the documents that were not asked about, which have no answers in it
             missing_rows=content["missing_rows"] + content["rows"] - asked_of(content),
             missing_files=int(content["missing_files"]),
             created_at=str(content["created_at"]),

@@ -38,7 +38,7 @@ def show_fit(fit: Fit, *, spec_file: str = "SPEC") -> Iterator[Part]:
     for name, own in parts.items():
         if not all(task.in_spec for task in own):
             yield from ("", f"write into {spec_file}, task {name}:", *_keys(own[0], spec_file))
-    # — a line, because no command is broken
+    # — a string, which the console does not wrap, so that the command stays on one line
     yield from ("", f"next  assay run {shlex.quote(spec_file)}")
 
 

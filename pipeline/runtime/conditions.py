@@ -308,7 +308,7 @@ def input_columns(
                 rows += batch.num_rows
                 if rows >= count:
                     break
-    except UnreadableError:  # — the other columns may be whole
+    except UnreadableError:  # — the other columns may be intact
         check_unchanged(shard, options)
     return pa.Table.from_batches(batches, schema).slice(0, count)
 

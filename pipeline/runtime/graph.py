@@ -281,7 +281,7 @@ def _worker_module() -> Any:
     wait_passively(os.environ)
     with quick_imports(*UNUSED):
         from pipeline.runtime import worker
-    gc.freeze()  # — the modules stay: to look at each object takes a third of a second
+    gc.freeze()  # — modules are not freed: to scan their objects takes a third of a second
     atexit.register(gc.unfreeze)  # — DuckDB reports objects that are left at the end
     return worker
 

@@ -150,7 +150,7 @@ class Sender:
 
     def __call__(self, report: WorkerReport) -> None:
         """Takes a report, which is sent within a second unless another one follows."""
-        # — of a shard beside one that is labelled, or a GPU that hangs would not be noticed
+        # — of the shard that is labelled: later reports of others would hide a GPU that hangs
         is_of_another_shard = self._latest.phase == LABELLING and report.work != self._latest.work
         if not (is_of_another_shard and report.phase in (READING, COMMITTING)):
             self._latest = report

@@ -88,7 +88,7 @@ def cached_model(
             (written / SUMS).write_text("".join(sums), encoding="utf-8")
         except Exception as error:
             shutil.rmtree(written, ignore_errors=True)
-            if os.strerror(errno.ENOSPC) not in str(error):  # — safetensors has it as words alone
+            if os.strerror(errno.ENOSPC) not in str(error):  # — safetensors has it only as text
                 raise
             raise StorageError(
                 f"{folder}: the model cannot be written: the disk is full; free some space, or "

@@ -36,7 +36,7 @@ def token_mode(*, starts: bool = False) -> Iterator[None]:
     mode = os.environ.get("RAY_AUTH_MODE") or "token"
     own = _token_variables(starts=starts) if mode.lower() == "token" else {}
     if os.environ.get("RAY_AUTH_MODE"):
-        os.environ.update(own)  # — what the process asked for stays, with its token
+        os.environ.update(own)  # — the mode was set before: it stays, with its token
         own = {}
     try:
         with variables(own):

@@ -243,7 +243,7 @@ def _start(*, num_cpus: int, num_gpus: int, folder: str) -> Any:
                 include_dashboard=False,
                 _node_ip_address=LOOPBACK,
                 _temp_dir=folder,
-                # — in a thread Ray warns that it sets no handler of SIGTERM; none is wanted
+                # — in a thread, Ray warns that it sets no handler of SIGTERM; none is needed
                 logging_level=logging.ERROR,
             )
     except Exception as error:

@@ -85,8 +85,8 @@ class ShardLabels:
         self._met.clear()
 
     def files(self) -> tuple[list[LabelFile], Counts]:
-        """The shard's label files, of which all is answered, and its counts."""
-        # — first what a later choice of thresholds reuses: it is of no use before the shard is done
+        """The shard's label files, when all its rows are answered, and its counts."""
+        # — those of stages first, for other thresholds: no run reads them before the shard is done
         stages = [self._stage_file(step) for step in self._steps if step.thresholds is not None]
         files = [self._task_file(task) for task in self._tasks]
         self._count(files)

@@ -265,7 +265,7 @@ class Watch:
             yield None
             return
         limit_s = max(self._workers.limit_s, longest_batch_s)
-        # — by itself Ray takes any node, such as one that is cut off later
+        # — by default Ray takes any node, also one that may be cut off later
         on_this_node = NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=True
         )

@@ -120,7 +120,7 @@ def find_objects(
             objects.append(InputObject(path, info["size"], etag, format, options))
     if texts:
         path, state = file_path(file_system, place), text_state(file_system, texts, cache_dir)
-        # — only where that leaves a text out: other shards keep the ids of versions without views
+        # — only if the output has such files: a view would change the ids of the shards
         is_around = any(format_of(name) == "txt" for name in left_out.get(IN_OUTPUT, ()))
         view = DataFile(path, {WITHOUT: output}, "txt") if is_around else None
         objects.append(InputObject(path, *state, "txt", options, file=view))
@@ -289,7 +289,7 @@ def read_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
                 del row  # a text may be long: it is not held while the next one is read
     except UnreadableError as error:
         broken = error
-    # — after it was read, because the object may change meanwhile
+    # — checked after reading, because the object may change meanwhile
     check_unchanged(shard, options)
     if broken is not None:
         reason = f"cannot be read: {one_line(broken.__cause__ or broken)[:REASON_CHARS]}"

@@ -247,7 +247,7 @@ class _Inflated:
         self.file = file
         self.position = 0
         if codec == "gzip":
-            # — zeros are read one by one
+            # — gzip reads zeros after a member one by one
             buffered = io.BufferedReader(_Raw(file), GZIP_BUFFER_BYTES)
             self._stream = gzip.GzipFile(fileobj=buffered, mode="rb")
         else:

@@ -57,7 +57,7 @@ def _files_of(shard: Shard, options: Options) -> tuple[AbstractFileSystem, str, 
     """The file system, the folder and the shard's files; StorageError if there are other files."""
     with fetching(shard.path):
         file_system, place = file_system_at(shard.path, options)
-        # — a preview has no version
+        # — a preview has no version, so its listing is not cached
         listed = _listed if shard.version.etag else _listed.__wrapped__
         folder, files = listed(shard.version, file_system, place)
     return file_system, folder, files[shard.piece.start_row : shard.piece.end_row]

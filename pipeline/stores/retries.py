@@ -1,4 +1,4 @@
-"""Retries of requests to object stores, and the errors of those that fail for good.
+"""Retries of requests to object stores, and the errors of those that fail permanently.
 
 Entry points: `retry` repeats a request after transient errors, `cause_of` classifies an error of
 S3, Google Cloud Storage or HTTP, and `storage_errors` turns a client's errors into assay's.

@@ -238,7 +238,7 @@ def _existing_files(target: Target, table: LabelTable) -> set[str]:
         fix += "name another folder, or add --overwrite to replace its files"
         raise option_error("to", fix, target.url)
     replaced = {MANIFEST, *manifest["files"]} & existing
-    for name in sorted(replaced, key=lambda name: name == MANIFEST):  # — which names the others
+    for name in sorted(replaced, key=lambda name: name == MANIFEST):  # — last: it names the others
         target.below(name).delete()
     return existing - replaced
 

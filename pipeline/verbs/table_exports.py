@@ -386,7 +386,7 @@ def _without(schema: Any, names: Sequence[str]) -> Any:
     def size(field: Any) -> int:
         return 1 + sum(map(size, field.children()))
 
-    make, (metadata, *fields) = schema.__reduce__()  # — has no other form with the numbers
+    make, (metadata, *fields) = schema.__reduce__()  # — no other method has the numbers
     values = iter(fields)
     kept = []
     for field in schema.fields():

@@ -32,7 +32,7 @@ CODE = {
 
 @pytest.fixture
 def module_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], ModuleType]:
-    """Puts the code of the page where the page says, for this test."""
+    """Writes a block of the page to the file that the page names, for this test."""
 
     def make(path: str) -> ModuleType:
         name = path.removesuffix(".py").replace("/", ".")

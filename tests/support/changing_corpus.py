@@ -73,7 +73,7 @@ def acting_before(creates: int, act: Callable[[], object], *, folder: str = "") 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalStore, "create", counted)
-        # — the dead do not tidy up
+        # — a killed process deletes nothing
         patch.setattr(LocalStore, "delete", lambda *of: None if left == 0 else delete(*of))
         yield
 

@@ -1,12 +1,12 @@
 """A proxy in front of an S3 server that breaks requests, in ways and shares that a seed decides.
 
-Knows HTTP, and of S3 the words of three refusals alone. What it does to a request:
+It implements HTTP, and of S3 only the text of three errors. What it does to a request:
 
     reset        the connection is reset, and nothing reaches the server
     error_500    InternalError, without asking the server
     slow_down    503, without asking the server
     conflict     409, as S3 answers a create while another of the same key is under way
-    lost_reply   the server does what it was asked, and the connection is reset before the reply
+    lost_reply   the server executes the request, and the connection is reset before the reply
     cut_off      half of the data, up or down, and then a reset
 """
 

@@ -1,7 +1,7 @@
 """Machines on a network of this machine's own: namespaces of Linux, joined by a bridge.
 
 Each machine has an address, processes and a small disk of its own, and no way beyond the bridge.
-Entry point: `network`. Knows nothing of Ray and of jobs.
+Entry point: `network`. Nothing here depends on Ray or on jobs.
 """
 
 from __future__ import annotations

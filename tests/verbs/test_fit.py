@@ -136,7 +136,7 @@ def test_gold_with_ids_reads_the_corpus_and_the_spec_names_the_file(
     [result] = report["tasks"]
     assert report["left_out"] == {"not in the corpus, and the gold has no text": 1}
     assert result["labels"] == {"toxic": 15, "clean": 30} and result["kind"] == "document"
-    assert result["scores"]["auroc"]["value"] > 0.9  # letters differ: even chance weights see it
+    assert result["scores"]["auroc"]["value"] > 0.9  # letters differ, also in random states
     spec = load_spec(spec_file)
     assert result["readout"] == spec.tasks[0].readout
     # — the spec's file is replaced only with --overwrite
