@@ -36,9 +36,8 @@ def export(
 
     With --head N, print N example rows: id, start of the text, and the label of each task. The
     same snapshot always gives the same rows. With --why, also print what the model would say. The
-    labels come from the last snapshot. For a folder,
-    the same command again writes the missing files. Exit code 3 means that the snapshot leaves out
-    documents of the input.
+    labels come from the last snapshot. For a folder, the same command again writes the missing
+    files. Exit code 3 means that the snapshot leaves out documents of the input.
     """
     is_written = options.writes()  # — an error before the spec is read
     from pipeline.report.progress import phase_lines
