@@ -1,8 +1,8 @@
 """Which shards have a text: `index/<number>.parquet`, from the hash of the text to the shard.
 
 Entry point: `shards_with_texts`, which joins the texts of new shards with the index, and adds what
-the index lacks. An entry is only a hint: the documents file decides. Without the
-index, or with a damaged one, documents files are read again; no answer depends on it.
+the index lacks. An entry is only a hint: the documents file decides. Without the index, or with a
+damaged one, documents files are read again; no answer depends on it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Files that tasks name by a local path or an fsspec URL: readouts, thresholds, classifiers.
 
-Entry points: `find_readouts` and `find_classifiers` in the driver, which reads
-or hashes them; `load_readouts` and `read_classifier` on a worker; and `read_fitted` for the bytes
-of any such file.
+Entry points: `find_readouts` and `find_classifiers` in the driver, which reads or hashes them;
+`load_readouts` and `read_classifier` on a worker; and `read_fitted` for the bytes of any such file.
 """
 
 from __future__ import annotations

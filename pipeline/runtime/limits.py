@@ -1,7 +1,7 @@
 """What this process may use of its machine.
 
-Entry points: `usable_cores`, `available_bytes`, `usable_gpus` and `check_ulimits`. Must
-not import torch: the driver decides where a model runs without loading one.
+Entry points: `usable_cores`, `available_bytes`, `usable_gpus` and `check_ulimits`. Must not import
+torch: the driver decides where a model runs without loading one.
 
 A container, a systemd unit or a batch system limits a process by its control groups (cgroups),
 which neither `os.cpu_count` nor psutil reads. A process has a cgroup of each controller in version

@@ -1,8 +1,8 @@
 """Lance datasets: the fragments of a version, and the rows of a shard of one.
 
-Entry points: `lance_files` and `fragment_at`. The path of an object is that of the
-fragment's first data file. Its view has the fragment's id, the file of deleted rows, and where the
-columns are that a spec names: a fragment that has the same in another version keeps its shards.
+Entry points: `lance_files` and `fragment_at`. The path of an object is that of the fragment's first
+data file. Its view has the fragment's id, the file of deleted rows, and where the columns are that
+a spec names: a fragment that has the same in another version keeps its shards.
 """
 
 from __future__ import annotations
