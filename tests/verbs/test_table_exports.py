@@ -57,7 +57,7 @@ class Table:
     def all(self) -> list[Row]:
         return rows_of(self.files())
 
-    def add_stranger(self, *_: object) -> None:
+    def add_foreign_row(self, *_: object) -> None:
         """Adds a row as another program does."""
         row = f"select * replace ('of another program' as doc_id) from read_parquet({self.files()})"
         self.append(duckdb.sql(f"{row} limit 1").to_arrow_table())
@@ -138,7 +138,7 @@ def test_a_later_snapshot_replaces_its_documents_and_keeps_other_rows(
     folder: Path, table: Table
 ) -> None:
     run(folder, table.to)
-    table.add_stranger()
+    table.add_foreign_row()
     [kept] = [row for row in table.all if "of another program" in row]
     label_anew(folder)
     run(folder, table.to, columns=("id",))
@@ -186,7 +186,7 @@ def test_a_table_that_others_keep_changing_is_left_to_a_later_run(
 ) -> None:
     run(folder, table.to)
     label_anew(folder)
-    attempts = in_the_middle(monkeypatch, table.add_stranger)
+    attempts = in_the_middle(monkeypatch, table.add_foreign_row)
     with pytest.raises(UnavailableError, match="others keep changing the table; run again"):
         run(folder, table.to)
     assert attempts == [0, 1, 2] and len(table.all) == 93
