@@ -142,9 +142,7 @@ def test_gc_of_one_spec_keeps_the_unfinished_and_the_unpublished_work_of_the_oth
         assert begun <= shared.keys
     assert len(begun) == len(LABELS) * (1 + len(shards))
     shared.clock.now_s += 8 * DAY_S
-    assert begun & {*shared.gc(1, delete=False, older_than_days=7).keys}, (
-        "it is older than seven days"
-    )
+    assert begun & {*shared.gc(1, delete=False, older_than_days=7).keys}, "it is too old"
     shared.finish("b", "of b")
     shared.gc(1, older_than_days=7)
     assert begun <= shared.keys and index_key(1) in shared.keys
