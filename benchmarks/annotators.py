@@ -1,4 +1,4 @@
-"""What a readout reaches with N labels, in the orders in which `assay review` shows documents.
+"""The quality of a readout with N labels, in the orders in which `assay review` shows documents.
 
     python -m benchmarks.annotators models/smollm2-135m-instruct.gguf [--sets spam] [--to FILE]
 

@@ -1,7 +1,7 @@
 """How busy a worker keeps a GPU: a device that takes a fixed time a batch, and does nothing.
 
 `python -m benchmarks.busy jobs/specs/demo.yaml` labels shards as a worker with a GPU does, without
-Ray: as many at once as `shards_at_work` says. Reading, tokenising, rows and commits are real; in
+Ray: `shards_at_work` of them at once. Reading, tokenising, rows and commits are real; in
 place of the model, a process sleeps for each batch. As on a GPU, batches are queued, and the
 answers are waited for at the end. Prints the share of the time between the first batch and the last
 in which the device was at work.
@@ -47,9 +47,9 @@ class SleepingDevice:
     def __init__(self, tasks: Sequence[TaskSpec], documents: int, batch_s: float) -> None:
         self._labels = {task.name: len(task.labels) for task in tasks}
         self._documents = documents
-        self._queue, there = multiprocessing.Pipe()
+        self._queue, device_end = multiprocessing.Pipe()
         process = multiprocessing.get_context("fork").Process(
-            target=_sleep_for_each, args=(there, batch_s), daemon=True
+            target=_sleep_for_each, args=(device_end, batch_s), daemon=True
         )
         process.start()
         self.at_work: list[tuple[float, float]] = []  # when each batch began and ended

@@ -1,4 +1,4 @@
-"""What `cascade: auto` saves on three corpora, and what is true of its promise there.
+"""What `cascade: auto` saves on three corpora, and whether its promise holds there.
 
     python -m benchmarks.cascades models/smollm2-135m-instruct.gguf [--sets spam] [--documents N]
         [--tokens N] [--joined N] [--agree SHARE] [--to FILE]
@@ -92,8 +92,8 @@ def compared(name: str, options: argparse.Namespace, folder: Path) -> Compared:
     promise: dict[str, Any] = {"agree": options.agree}
     taught = [{**own, "cascade": promise} for own in whole["tasks"]]
     cascade = {**whole, "name": "cascade", "output": str(folder / "cascade"), "tasks": taught}
-    cascade_s, ran = _assay("run", cascade, folder)
-    proved = ran["certificates"][TASK]
+    cascade_s, result = _assay("run", cascade, folder)
+    proved = result["certificates"][TASK]
     labels = [_labels(folder / of) for of in ("whole", "cascade")]
     same = [labels[1][id] == label for id, label in labels[0].items()]
     return Compared(

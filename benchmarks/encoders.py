@@ -44,7 +44,7 @@ def main() -> None:
         labels = {"task": {"LABEL_0": ["LABEL_0"], "LABEL_1": ["LABEL_1"]}}
         network = load_encoder(folder, dtype="float32", device="cpu")
         engine = EncoderEngine(network, tokenizer, labels, max_batch_tokens=BATCH_TOKENS)
-        plain = transformers_pipeline(
+        baseline = transformers_pipeline(
             "text-classification", str(folder), device="cpu", dtype=torch.float32, top_k=None
         )
     source = np.random.default_rng(0)
@@ -56,7 +56,7 @@ def main() -> None:
         return [float(p) for p in np.exp(read.log_probs[0][:, 0])]
 
     def of_transformers() -> list[float]:
-        answers: Any = plain(texts, batch_size=BATCH_DOCUMENTS)
+        answers: Any = baseline(texts, batch_size=BATCH_DOCUMENTS)
         return [{each["label"]: each["score"] for each in own}["LABEL_0"] for own in answers]
 
     largest = np.abs(np.subtract(of_assay(), of_transformers())).max()

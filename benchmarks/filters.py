@@ -3,7 +3,7 @@
     python -m benchmarks.filters --documents 1000000
 
 Real input files and label files are written; the answers are random. Each command runs in a process
-of its own, whose peak memory the operating system says.
+of its own, whose peak memory the operating system reports.
 """
 
 from __future__ import annotations
@@ -116,9 +116,9 @@ def _commit(store: LocalStore, shard: Shard, source: np.random.Generator) -> Non
     status = documents.column("status").to_pylist()
     for task, labels in TASKS.items():
         p = source.dirichlet(np.full(len(labels), 0.3), rows).astype(np.float32)
-        tokens, ones = source.integers(20, 200, rows), np.ones(rows, np.int64)
+        tokens, n_chunks = source.integers(20, 200, rows), np.ones(rows, np.int64)
         mass = source.uniform(0.5, 1, rows).astype(np.float32)
-        read = reading_columns(mass, tokens, ones, status)
+        read = reading_columns(mass, tokens, n_chunks, status)
         columns = probability_columns(p, labels) | read
         answers = pa.StructArray.from_arrays(
             [columns[name] for name in ANSWER_COLUMNS], names=ANSWER_COLUMNS

@@ -48,7 +48,7 @@ from pipeline.verbs.run import judged_run
 
 SPEC = Path(__file__).parents[1] / "jobs" / "specs" / "eight_questions.yaml"
 SHARDS, LIMIT = 16, RunOptions(max_hours=90 / 3600)  # of `assay run`
-VOCABULARY = 2_000  # of the tokenizer, also where a model knows more tokens
+VOCABULARY = 2_000  # of the tokenizer, also where a model has more tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Scale:
 def qwen(
     family: str, hidden: int, inner: int, layers: int, heads: int, kv_heads: int, **more: int
 ) -> dict[str, Any]:
-    """The sizes of a Qwen model, in the words of its configuration."""
+    """The sizes of a Qwen model, by the names of its configuration."""
     return {
         "model_type": family,
         "vocab_size": 151_936,
@@ -180,7 +180,7 @@ class Setup:
         return cls(scale, part, model, tokenizer, prompt, documents, matmul_flops(model))
 
     def fresh(self) -> list[DocumentIds]:
-        """The documents with another first token at each call: no cache knows them."""
+        """The documents with another first token at each call, so that no cache has them."""
         first = next(self.calls)
         return [[first, *document[1:]] for document in self.documents]
 
@@ -219,7 +219,7 @@ def timed_row(setup: Setup, method: str, engine: Engine) -> Row:
 
 
 def vllm_row(setup: Setup) -> Row:
-    """vLLM's answers to the same prompts; the own model waits outside the device's memory."""
+    """vLLM's answers to the same prompts; assay's model is outside the device's memory."""
     torch.nn.Module.to(setup.model.network, "cpu")
     options = VllmOptions(setup.scale.dtype, setup.scale.device, threads=os.cpu_count() or 1)
     with tempfile.TemporaryDirectory() as name:
@@ -257,8 +257,11 @@ def written_job(setup: Setup, folder: Path, *, documents: int) -> dict[str, Any]
     """The content of a spec, whose model and corpus are written to the folder."""
     for part in (setup.model.network, setup.tokenizer):
         part.save_pretrained(folder / "model")
-    scale, some = setup.scale, texts(setup.scale.tokens, 64)
-    rows = ({"id": str(i), "text": f"{i} {some[i % len(some)]}"} for i in range(documents))
+    scale, corpus_texts = setup.scale, texts(setup.scale.tokens, 64)
+    rows = (
+        {"id": str(i), "text": f"{i} {corpus_texts[i % len(corpus_texts)]}"}
+        for i in range(documents)
+    )
     lines = [json.dumps(row) + "\n" for row in rows]
     corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(lines))
@@ -294,8 +297,8 @@ def texts(words: int, number: int) -> list[str]:
     random_ = random.Random(0)
     syllables = [first + second for first in "bdfgklmnprstvz" for second in "aeiou"]
     known = ["".join(random_.choices(syllables, k=random_.randint(1, 3))) for _ in range(2_000)]
-    often = [1 / rank for rank in range(1, len(known) + 1)]
-    return [" ".join(random_.choices(known, often, k=words)) for _ in range(number)]
+    weights = [1 / rank for rank in range(1, len(known) + 1)]
+    return [" ".join(random_.choices(known, weights, k=words)) for _ in range(number)]
 
 
 if __name__ == "__main__":

@@ -47,16 +47,16 @@ def _expand_batch(
     model: LoadedModel, prompt: PromptTokens, documents: Sequence[DocumentIds]
 ) -> LabelLogProbs:
     prefixes = [[*prompt.prefix, *document] for document in documents]
-    padded, seen = pad(prefixes, left=True)
+    padded, mask = pad(prefixes, left=True)
     kv_cache = DynamicCache(config=model.network.config)
     model.decoder(
         input_ids=_tensor(model, padded),
         # A mask that hides nothing would keep sdpa from its faster causal kernel.
-        attention_mask=None if seen.all() else _tensor(model, seen),
-        position_ids=_tensor(model, np.maximum(seen.cumsum(axis=1) - 1, 0)),
+        attention_mask=None if mask.all() else _tensor(model, mask),
+        position_ids=_tensor(model, np.maximum(mask.cumsum(axis=1) - 1, 0)),
         **model.cache_kwargs(kv_cache),
     )
-    states = _question_states(model, prompt.questions, kv_cache, seen)
+    states = _question_states(model, prompt.questions, kv_cache, mask)
     first = [q.first_tokens.values() for q in prompt.questions]
     tries = [LabelTrie.of([[(t,) for t in label] for label in labels]) for labels in first]
     scorer = LabelScorer(tries, model.device)
@@ -68,19 +68,19 @@ def _question_states(
     model: LoadedModel,
     questions: Sequence[Question],
     kv_cache: DynamicCache,  # holds the documents' prefixes
-    seen: NDArray[np.int64],  # [docs, prefix]: 0 where a prefix is padded
+    mask: NDArray[np.int64],  # [docs, prefix]: 0 where a prefix is padded
 ) -> Tensor:  # [docs, questions, hidden]
     """The states at the questions' last tokens, with one copy of the cache for each question."""
-    docs, _ = seen.shape
+    docs, _ = mask.shape
     rows = np.repeat(np.arange(docs), len(questions))
     # Not `batch_repeat_interleave`: cache layers with a recurrent state do not have it.
     kv_cache.reorder_cache(_tensor(model, rows))  # type: ignore[arg-type]
     ids, below = (np.tile(x, (docs, 1)) for x in pad([q.token_ids for q in questions]))
     _rows, longest = ids.shape
-    starts = seen[rows].sum(axis=1, keepdims=True)
+    starts = mask[rows].sum(axis=1, keepdims=True)
     output = model.decoder(
         input_ids=_tensor(model, ids),
-        attention_mask=_tensor(model, np.concatenate([seen[rows], below], axis=1)),
+        attention_mask=_tensor(model, np.concatenate([mask[rows], below], axis=1)),
         position_ids=_tensor(model, starts + np.arange(longest)),
         **model.cache_kwargs(kv_cache),
     )

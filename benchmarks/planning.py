@@ -2,8 +2,9 @@
 
     python -m benchmarks.planning models/smollm2-135m-instruct.gguf --shards 1000 10000 100000
 
-The driver is that of `assay run`. Its store is made up, and its workers commit each shard at once:
-no Ray, no file, no model. Each run has a process of its own; then come the slopes for each shard.
+The driver is that of `assay run`. Its store is simulated, and its workers commit each shard at
+once: no Ray, no file, no model. Each run has a process of its own; then come the slopes for each
+shard.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class MadeUpStore:
     def create(self, key: str, data: bytes) -> str | None:
         created = self.objects.setdefault(key, data) is data
         self.counts["PUT"] += 1
-        self.counts["HEAD"] += not created  # — who made it?
+        self.counts["HEAD"] += not created  # — to read its nonce
         if key.startswith(("snapshots/", "index/")):
             self.counts[f"bytes of {key.partition('/')[0]}"] += len(data)
         self.counts["largest PUT, bytes"] = max(self.counts["largest PUT, bytes"], len(data))
@@ -146,8 +147,10 @@ def main() -> None:
                 with ProcessPoolExecutor(1, spawn) as pool:
                     now = pool.submit(measure, name, options.model, Path(folder), many).result()
                 before = measured.get(name, Counter())
-                per_shard = {what: (now[what] - before[what]) / (many - few) for what in now}
-                print(f"{name} {many:,}", {what: f"{n:.4g}" for what, n in per_shard.items()})
+                per_shard = {
+                    figure: (now[figure] - before[figure]) / (many - few) for figure in now
+                }
+                print(f"{name} {many:,}", {figure: f"{n:.4g}" for figure, n in per_shard.items()})
                 measured[name] = now
 
 

@@ -125,11 +125,13 @@ def differences(
     differ: defaultdict[str, list[bool]] = defaultdict(list)
     for own, other in zip(asked, read, strict=True):
         for task in tasks if other else ():
-            mine, its = own[task.name], (other or {})[task.name]
+            answer, other_answer = own[task.name], (other or {})[task.name]
             if task.kind == "multi":
-                differ[task.kind] += [(label in mine) != (label in its) for label in task.labels]
+                differ[task.kind] += [
+                    (label in answer) != (label in other_answer) for label in task.labels
+                ]
             else:
-                differ[task.kind].append(mine != its)
+                differ[task.kind].append(answer != other_answer)
     return {kind: statistics.fmean(each) for kind, each in sorted(differ.items())}
 
 
@@ -145,9 +147,9 @@ def measure(
     before, after = json_prompt.prefix, json_prompt.questions[0].token_ids
     seconds: dict[str, list[float]] = {name: [] for name in (*forms, VLLM)}
     replies: dict[str, list[Any]] = {name: [] for name in seconds}
-    rest = documents[WARM_UP:]
-    size = -(-len(rest) // rounds)
-    parts = [documents[:WARM_UP], *(rest[i : i + size] for i in range(0, len(rest), size))]
+    measured = documents[WARM_UP:]
+    size = -(-len(measured) // rounds)
+    parts = [documents[:WARM_UP], *(measured[i : i + size] for i in range(0, len(measured), size))]
     with ExitStack() as stack:
         assay = start("assay", setup, CACHE, stack)
         vllm = Worker(VLLM, setup, CACHE)
@@ -175,8 +177,8 @@ def measure(
         "processor": processor(),
         "cores": usable_cores(),
         "versions": versions,
-        "documents": len(rest),
-        "tokens of a document": statistics.fmean(map(len, rest)),
+        "documents": len(measured),
+        "tokens of a document": statistics.fmean(map(len, measured)),
         "tokens of the questions": {
             name: len(Branches.of([q.token_ids for q in prompt.questions]).token_ids)
             for name, prompt in forms.items()

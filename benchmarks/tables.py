@@ -4,7 +4,7 @@
 
 The same documents are in each. Those of a few files are read in turns with Parquet, in one process:
 the ratio is the median of paired rounds. Each export runs in a process of its own, whose peak
-memory the operating system says. The answers are random.
+memory the operating system reports. The answers are random.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pipeline.sources.shards import Shard
 from pipeline.sources.source import cut, find_objects, read_documents
 from pipeline.spec.schema import Columns
 
-CATALOG = "PYICEBERG_CATALOG__BENCHMARK__"  # variables of pyiceberg, which has no other place
+CATALOG = "PYICEBERG_CATALOG__BENCHMARK__"  # variables that configure pyiceberg
 READ_FILES = 4  # of FILE_ROWS documents
 
 

@@ -51,7 +51,7 @@ class Timed:
     def times(self, other: Timed) -> float:
         """The ratio of these seconds to the other's: the median of paired rounds."""
         pairs = zip(self.seconds, other.seconds, strict=False)
-        return statistics.median(mine / theirs for mine, theirs in pairs)
+        return statistics.median(own / reference for own, reference in pairs)
 
 
 def take_turns(turns: Mapping[str, Turn]) -> dict[str, Timed]:

@@ -3,7 +3,7 @@
     python docs/generate.py
 
 writes them into `docs/reference/`, with a JSON schema of the spec for editors. They are committed,
-and a test says when one of them is out of date. `REFERENCE` maps a file to the function that
+and a test fails if one of them is out of date. `REFERENCE` maps a file to the function that
 returns its text.
 """
 
@@ -77,7 +77,7 @@ def spec_schema() -> dict[str, Any]:
     tasks, models = schema["properties"]["tasks"]["items"], schema["$defs"]
     tasks["anyOf"] = tasks.pop("oneOf")  # a task of labels alone has the form of two kinds
     models["ClassifierTask"]["required"].remove("labels")  # the languages have a default
-    # — a stage takes the name and the labels of its task, which a schema cannot say
+    # — a stage takes the name and the labels of its task, which a schema cannot express
     models["CascadeSpec"]["properties"]["stages"]["items"] = {"type": "object"}
     draft = {"$schema": GenerateJsonSchema.schema_dialect}
     return {**draft, **schema, "title": "Spec of assay"}

@@ -20,8 +20,8 @@ FREE_GB = 4  # the demo's environment, model and output, and what pip unpacks me
 
 def problems() -> Iterator[str]:
     """What is missing, each with what to do."""
-    first, above = VERSIONS
-    if not first <= sys.version_info[:2] < above:
+    first, limit = VERSIONS
+    if not first <= sys.version_info[:2] < limit:
         yield (
             f"Python {sys.version.split()[0]} is not supported; install Python 3.11, 3.12 or 3.13, "
             f"and name it: make PYTHON=python3.11"

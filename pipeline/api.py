@@ -41,8 +41,8 @@ def run(
     """The outcome of a run, which labels what is missing and publishes a snapshot.
 
     A second run changes nothing. After an error or a crash, run again: finished shards are kept.
-    With `publish` in the spec, a snapshot that does not hold it is not published, and the log has
-    the reasons.
+    A snapshot that fails a rule of the spec's `publish` is not published, and the log has the
+    reasons.
 
     Args:
         spec: The job, its YAML file, or a dictionary of its keys.

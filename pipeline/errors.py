@@ -8,7 +8,7 @@ AssayError
 │   ├── UnavailableError   may succeed later: run again   exit 3
 │   ├── ServerError        a model's server; it ends a run at once   exit 3
 │   └── UnreadableError    an input file's own content is broken
-│       └── ForeignContentError   it is of another kind than its name says   exit 2
+│       └── ForeignContentError   its format is not the one of its name   exit 2
 ├── ModelError      the model cannot be used           exit 1
 ├── WorkerError     this worker cannot go on           exit 1
 │   └── LoadError          it cannot load what it needs to answer
@@ -73,8 +73,8 @@ class Problem:
 
     def __str__(self) -> str:
         where = f" in {self.where}" if self.where else ""
-        got = "" if self.value is None else repr(self.value)
-        shown = got if len(got) <= _VALUE_CHARS else got[:_VALUE_CHARS] + "…"
+        text = "" if self.value is None else repr(self.value)
+        shown = text if len(text) <= _VALUE_CHARS else text[:_VALUE_CHARS] + "…"
         return f"{self.place}: {self.fix}{shown and f' (got {shown})'}{where}"
 
     def renamed(self, name_of: Callable[[str], str]) -> Problem:
@@ -124,7 +124,7 @@ class UnavailableError(StorageError):
 
 
 class ServerError(StorageError):
-    """A model's server does not answer, or answers as another model, or may cost no more.
+    """A model's server does not answer, answers as another model, or has reached the cost limit.
 
     No shard can be labelled now, so the run ends. Committed and paid answers stay; run again.
     """
@@ -137,7 +137,7 @@ class UnreadableError(StorageError):
 
 
 class ForeignContentError(UnreadableError):
-    """A local or remote file was read, and it is of another kind than its name says."""
+    """A local or remote file was read, and its format is not the one that its name has."""
 
     exit_code = 2
 
@@ -165,7 +165,7 @@ class LoadError(WorkerError):
 
     @property
     def reason(self) -> AssayError:
-        """The error that ends a run in which no worker can load: the cause, where it is ours."""
+        """The error that ends a run in which no worker can load: the cause if it is of assay."""
         return self.cause if isinstance(self.cause, AssayError) else ModelError(str(self))
 
 

@@ -1,4 +1,4 @@
-"""Local files that a user names: what is no file, or is far too long, is refused and not read.
+"""Reads local files that a user names; a device, a FIFO or a file that is too long is refused.
 
 Entry points: `check_regular`, `read_whole`. Reading a FIFO or a device might never end.
 """

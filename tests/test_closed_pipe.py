@@ -17,9 +17,9 @@ from pipeline.stores.local import LocalStore
 HEAD = "export SPEC --head 9"
 
 
-def without_warnings(told: str) -> str:
+def without_warnings(errors: str) -> str:
     """Without the lines that the toy answers are of another version than the spec's."""
-    lines = told.splitlines(keepends=True)
+    lines = errors.splitlines(keepends=True)
     return "".join(line for line in lines if " to an older wording of the spec" not in line)
 
 
@@ -70,12 +70,12 @@ FULL, CLOSED = "No space left on device", "Bad file descriptor"
 def test_an_output_that_cannot_be_written_is_one_line_and_a_failure(
     words: str, redirected: str, reason: str, unbuffered: str, labelled: Path
 ) -> None:
-    code, _, told = shell(words, labelled, redirected, PYTHONUNBUFFERED=unbuffered)
-    assert (code, told) == (1, f"assay: standard output: cannot be written: {reason}\n")
+    code, _, errors = shell(words, labelled, redirected, PYTHONUNBUFFERED=unbuffered)
+    assert (code, errors) == (1, f"assay: standard output: cannot be written: {reason}\n")
 
 
 @pytest.mark.parametrize("redirected", ["2>/dev/full", "2>&- <&-"])
-def test_without_standard_error_the_exit_code_still_says_what_happened(
+def test_without_standard_error_the_exit_code_still_reports_the_result(
     redirected: str, labelled: Path
 ) -> None:
     code, shown, _ = shell(HEAD, labelled, redirected)
@@ -86,5 +86,5 @@ def test_without_standard_error_the_exit_code_still_says_what_happened(
 def test_a_text_that_the_encoding_cannot_show_is_escaped(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("编号,文本\n1,今天全场五折\n2,昨晚的比赛\n", encoding="utf-8")
     words = f"init {tmp_path}/in.csv --to {tmp_path}/new.yaml"
-    code, shown, told = shell(words, tmp_path, "", PYTHONIOENCODING="cp1252")
-    assert code == 0 and r"\u6587\u672c" in shown, told
+    code, shown, errors = shell(words, tmp_path, "", PYTHONIOENCODING="cp1252")
+    assert code == 0 and r"\u6587\u672c" in shown, errors

@@ -1,4 +1,4 @@
-"""Names of files and columns may be chosen by strangers: none of them controls a terminal."""
+"""Names of files and columns may be hostile: none of them controls a terminal."""
 
 from __future__ import annotations
 

@@ -98,16 +98,16 @@ def last_sample(output: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("ray")
-def test_a_run_killed_while_it_teaches_itself_ends_with_the_same_certificate(
+def test_a_run_killed_while_it_fits_a_cascade_ends_with_the_same_certificate(
     write_spec: Callable[..., Path], start: Start, tmp_path: Path
 ) -> None:
     cascade = {"agree": 0.6, "sample": 60}
     task = {"name": "topic", "question": "About it?", "labels": ["art", "law"], "cascade": cascade}
-    given = write_many(tmp_path, DOCUMENTS, shard_bytes=20_000)
-    found: dict[str, tuple[bytes, list[object]]] = {}
+    corpus = write_many(tmp_path, DOCUMENTS, shard_bytes=20_000)
+    results: dict[str, tuple[bytes, list[object]]] = {}
     for phase in ("", *PHASES):
-        output = tmp_path / f"out{len(found)}"
-        spec = write_spec(input=given, tasks=[task], output=str(output))
+        output = tmp_path / f"out{len(results)}"
+        spec = write_spec(input=corpus, tasks=[task], output=str(output))
         before: dict[Path, int] = {}
         if phase:
             process = start(spec)
@@ -125,7 +125,7 @@ def test_a_run_killed_while_it_teaches_itself_ends_with_the_same_certificate(
         assert all(file.stat().st_mtime_ns == written for file, written in before.items())
         [certificate] = output.glob("cascades/*/*.json")
         rows = open_labels(str(output)).to_table(columns=["doc_id", "topic"]).to_pylist()
-        found[phase] = certificate.read_bytes(), rows
-    undisturbed = found.pop("")
+        results[phase] = certificate.read_bytes(), rows
+    undisturbed = results.pop("")
     assert b'"thresholds":{' in undisturbed[0] and len(undisturbed[1]) == DOCUMENTS
-    assert all(each == undisturbed for each in found.values())
+    assert all(each == undisturbed for each in results.values())

@@ -82,11 +82,11 @@ def test_every_text_has_a_row_that_an_independent_prompt_agrees_with(
     assert rows[1]["topic"]["label"] is None and rows[1]["topic"]["p"] is None
     for text, row in zip(TEXTS, rows, strict=True):
         for number, task in enumerate(("toxic", "topic") if text else ()):
-            found = list(row[task]["p"].values())
+            probabilities = list(row[task]["p"].values())
             if text.startswith("<|"):  # plain tokenisation is no oracle for control tokens
                 continue
             np.testing.assert_allclose(
-                found, alone(labeller, model_folder, text, number), atol=1e-5
+                probabilities, alone(labeller, model_folder, text, number), atol=1e-5
             )
             best = max(row[task]["p"], key=row[task]["p"].__getitem__)
             assert row[task]["label"] == best
@@ -95,11 +95,11 @@ def test_every_text_has_a_row_that_an_independent_prompt_agrees_with(
 def test_its_process_keeps_freed_memory_and_waits_passively_as_a_worker_does(
     write_spec: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    called: list[object] = []
-    monkeypatch.setattr("pipeline.labeller.wait_passively", called.append)
-    monkeypatch.setattr("pipeline.labeller.disable_malloc_trim", lambda: called.append("malloc"))
+    calls: list[object] = []
+    monkeypatch.setattr("pipeline.labeller.wait_passively", calls.append)
+    monkeypatch.setattr("pipeline.labeller.disable_malloc_trim", lambda: calls.append("malloc"))
     Labeller(write_spec(), cache_dir=tmp_path / "cache")
-    assert called == [os.environ, "malloc"]
+    assert calls == [os.environ, "malloc"]
 
 
 @pytest.mark.parametrize("text", ["one", b"one"])
@@ -146,8 +146,8 @@ def test_the_recipe_of_the_manual_labels_a_dataset_as_a_labeller_does(
     (recipe,) = (code for code in page.read_text().split("```") if "map_batches(" in code)
     write_spec(documents={"max_tokens": 64}).rename(tmp_path / "my.yaml")
     (tmp_path / "data").mkdir()
-    mine = pa.table({"url": [f"u{i}" for i in range(len(TEXTS))], "text": TEXTS})
-    pq.write_table(mine, tmp_path / "data" / "mine.parquet")
+    table = pa.table({"url": [f"u{i}" for i in range(len(TEXTS))], "text": TEXTS})
+    pq.write_table(table, tmp_path / "data" / "urls.parquet")
     monkeypatch.chdir(tmp_path)
     read: dict[str, Any] = {"__name__": "__main__"}
     # — workers of the shared Ray are in another folder

@@ -54,6 +54,6 @@ def test_two_signals_end_a_command_as_one_does(
     process.send_signal(first)
     time.sleep(pause_s)
     process.send_signal(second)
-    shown, told = process.communicate(timeout=60)
-    assert (process.returncode, shown) == (3, "ended in order\n"), told
-    assert told == "assay: stopped; to continue, run: assay work\n"
+    shown, errors = process.communicate(timeout=60)
+    assert (process.returncode, shown) == (3, "ended in order\n"), errors
+    assert errors == "assay: stopped; to continue, run: assay work\n"

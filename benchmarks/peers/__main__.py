@@ -194,8 +194,8 @@ def _asked(prompt: PromptTokens, workload: Workload, stream: Sequence[int]) -> A
 def next_rounds(text: Iterator[int], tokens: int, documents: int, rounds: int) -> list[Documents]:
     """Documents of equal length: the next pieces of one endless text.
 
-    A later workload goes on where the one before ended: engines with a prefix cache would know a
-    document that they have read.
+    A later workload goes on where the one before ended: engines with a prefix cache would have the
+    documents that they have read.
     """
     return [[list(islice(text, tokens)) for _ in range(documents)] for _ in range(rounds)]
 

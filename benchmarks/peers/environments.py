@@ -26,7 +26,7 @@ _REMOVED = ("torchvision", "torchaudio", "torchcodec")
 
 
 class PeerError(Exception):
-    """A peer cannot be installed, loaded or asked; the message has its own last words."""
+    """A peer cannot be installed, loaded or asked; the message has the end of its output."""
 
 
 def interpreter(engine: str, cache: Path) -> Path:

@@ -83,7 +83,13 @@ def measure(
     for name, difference in differences.items():
         measured = tuple(seconds[name][1:])
         pairs = zip(measured, seconds[reference][1:], strict=True)
-        row = Row(workload, name, measured, tuple(mine / its for mine, its in pairs), difference)
+        row = Row(
+            workload,
+            name,
+            measured,
+            tuple(own / reference_s for own, reference_s in pairs),
+            difference,
+        )
         if difference > TOLERANCES.get(name.partition(":")[2], OF_INTEGERS):
             row = replace(row, failure=f"its answers differ from assay's by {difference:.2g}")
         rows[name] = row

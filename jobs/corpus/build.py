@@ -67,7 +67,7 @@ Kind = Literal["comment", "mail", "declaration"]
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text with what people said of it. A task without gold for this text is absent."""
+    """One text with its gold labels. A task without gold for this text is absent."""
 
     kind: Kind
     text: str
@@ -266,7 +266,7 @@ def build(comments: Path, mails: Path, declarations: Path, out: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0, or 1 after one line on stderr that says what to correct."""
+    """The exit status: 0, or 1 after one line on stderr with what to correct."""
     parser = argparse.ArgumentParser(description="Build the demo corpus and its gold labels.")
     parser.add_argument("--comments", type=Path, default=HERE / "source" / "toxicity_en.csv")
     parser.add_argument("--mails", type=Path, required=True, help="folder of the mails' package")

@@ -76,11 +76,11 @@ def spec_in(file: str) -> AbstractContextManager[JobSpec]:
 
 @contextmanager
 def shown_by(progress: Callable[[TextIO], AbstractContextManager[Announce]]) -> Iterator[Announce]:
-    """What a verb announces its progress to, which goes to standard error.
+    """The function to which a verb announces its progress, which is written to standard error.
 
-    To import torch or Ray takes seconds, so a verb does it in the block.
+    Importing torch or Ray takes seconds, so a verb does it in the block.
     """
-    # — Ray reports workers that died on standard output, but it is the place of the result
+    # — Ray reports dead workers on standard output, where the result is printed
     reports = ray_reports(sys.stderr)
     with closing(reports), redirect_stdout(reports), progress(sys.stderr) as announce:
         yield announce
@@ -104,8 +104,8 @@ def print_result(
 def ray_reports(stream: TextIO) -> WholeLines:
     """Standard output while Ray runs: Ray's reports of workers that died go to the stream.
 
-    A worker that Ray Data itself ends, as after Ctrl-C, has not died. Ray reports its tasks as
-    failed where the report is faster than the end of the run.
+    Reports of workers that Ray Data itself killed, as after Ctrl-C, are left out: they did not
+    fail.
     """
 
     def show(line: str) -> None:
@@ -178,14 +178,14 @@ def call(command: App, arguments: Sequence[str] | None = None) -> int:
 
 
 def _say(text: str) -> None:
-    with suppress(OSError):  # the exit code says it, too
+    with suppress(OSError):  # the exit code reports the failure, too
         print(text, file=sys.stderr)
 
 
 def _error_of(stream: TextIO) -> OSError | None:
     """Why the stream cannot be written: its reader has ended, as `head` does, or a disk is full."""
     try:
-        stream.write("\n")  # — a stream without a buffer has forgotten its error
+        stream.write("\n")  # — an unbuffered stream does not keep its error
         stream.flush()
     except OSError as error:
         return error
@@ -195,7 +195,7 @@ def _error_of(stream: TextIO) -> OSError | None:
 def _shown(error: AssayError) -> str:
     """The message with flags in place of the library's names of options.
 
-    Controls are escaped: the message may have names of files and columns of strangers.
+    Control characters are escaped: names of files and columns may have some.
     """
     parts = error.problems if isinstance(error, SpecError) else error.args
     problems = [part.renamed(flag_of) for part in parts if isinstance(part, Problem)]
@@ -215,7 +215,7 @@ class _LogFormatter(logging.Formatter):
 
 @contextmanager
 def _interrupted_by(*signals: signal.Signals) -> Iterator[None]:
-    """In this block these signals do what Ctrl-C does: a scheduler sends SIGTERM, ssh SIGHUP.
+    """In this block these signals act as Ctrl-C: a scheduler sends SIGTERM, ssh sends SIGHUP.
 
     More signals in the next seconds do nothing, so that the command ends in order; after one, they
     are ignored until the process ends. A signal that is ignored, as SIGHUP is under nohup, stays
@@ -243,8 +243,8 @@ def _interrupted_by(*signals: signal.Signals) -> Iterator[None]:
 
 
 def _configure_process() -> None:
-    # — in this order: what is opened gets the lowest number, that of a closed stream. A closed
-    # output stays one that cannot be written, so that no result is lost in silence
+    # — in this order: a new file gets the lowest free number, which is that of a closed stream.
+    # Writing to a closed output still fails, so that no result is lost silently
     streams = (
         ("stdin", os.O_RDONLY, "r"),
         ("stdout", os.O_RDONLY, "w"),

@@ -25,9 +25,8 @@ def export(
 
     With --head N, print N example rows: id, start of the text, and the label of each task. The
     same snapshot always gives the same rows. With --why, also print what the model would say. The
-    labels come from the last snapshot. For a folder,
-    the same command again writes the missing files. Exit code 3 means that the snapshot leaves out
-    documents of the input.
+    labels come from the last snapshot. For a folder, the same command again writes the missing
+    files. Exit code 3 means that the snapshot leaves out documents of the input.
     """
     is_written = options.writes()  # — an error before the spec is read
     from pipeline.report.progress import phase_lines
@@ -77,7 +76,7 @@ def report(
 ) -> int:
     """Write one page: what was labelled, how good it is, and what the filter does.
 
-    The page fetches nothing and needs no server. --json has every number of it.
+    The page loads nothing from the network and needs no server. --json has all of its numbers.
     """
     from pipeline.report import corpus_page as pages
     from pipeline.runtime.fitted_files import options_for

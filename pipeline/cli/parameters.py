@@ -1,6 +1,6 @@
 """The flags of the command: one for each field of the library's options. Entry point: `with_flags`.
 
-A flag has the name, the default and the help of its field. The tables below say what differs.
+A flag has the name, the default and the help of its field. The tables below have the exceptions.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 def _whole_number(_: Any, tokens: Sequence[Any]) -> int:
-    """`4` as a number; neither 4.0 nor 1e3 is one."""
+    """`4` as a whole number; 4.0 and 1e3 are refused."""
     try:
         value = int(tokens[0].value)
     except ValueError:
         raise ValueError("write a whole number") from None
-    if abs(value) > _MOST:  # no 64-bit number of a library overflows
+    if abs(value) > _MOST:  # so that no library's 64-bit number overflows
         raise ValueError(f"write a whole number up to {_MOST}")
     return value
 
@@ -65,7 +65,7 @@ _PLACEHOLDER_OF = {name: shown for shown, names in _PLACEHOLDERS.items() for nam
 
 
 def flag_of(name: str) -> str:
-    """What the command calls an option of the library, by its field or parameter."""
+    """The flag of an option of the library, by its field or parameter."""
     names = _FLAGS[name].name if name in _FLAGS else ()
     return next(iter(names or ()), f"--{name.replace('_', '-')}")
 

@@ -67,8 +67,8 @@ def run(
     """Label every document that has no answer yet, then publish a snapshot.
 
     After a crash, or when the corpus has grown, run the same command again. Exit code 3 means that
-    some documents are not labelled yet. With `publish` in the spec, the snapshot is published only
-    if all of it holds; otherwise the last one stays current, and the exit code is 1.
+    some documents are not labelled yet. The snapshot is published only if it passes all rules of
+    `publish` in the spec; otherwise the last one stays current, and the exit code is 1.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ SPEC_FILE = "spec.yaml"
 _PACKAGE = Path(__file__).parents[1]
 # The head's dashboard restarts now and then. A minute without an answer is a failure.
 _TRIES, _PAUSE_S = 12, 5.0
-_POLL_S = 1.0  # each time the whole log comes: a run writes a line every ten seconds
+_POLL_S = 1.0  # each poll returns the whole log; a run writes a line every ten seconds
 _COMPLETE, _FAILED, _INCOMPLETE = 0, 1, 3
 # Ray's client logs each upload, and the token's file, to standard error.
 for _name in ("dashboard.modules.job.sdk", "dashboard.modules.dashboard_sdk", "_private"):
@@ -99,7 +99,7 @@ def follow(client: JobSubmissionClient, id: str, show: Callable[[str], object]) 
     shown = failures = 0
     while True:
         try:
-            job = client.get_job_info(id)  # — first: the log of a job that has ended is whole
+            job = client.get_job_info(id)  # — before the log: the log of an ended job is complete
             log = client.get_job_logs(id)
         except (RuntimeError, OSError) as error:  # the latter includes those of `requests`
             failures += 1
@@ -140,7 +140,8 @@ def _line(error: object) -> str:
 
 
 def content_id(bundled: Mapping[str, Any], flags: Sequence[str] = ()) -> str:
-    """16 hex digits of what a run depends on: its flags, and the spec as uploaded, but its filter.
+    """16 hex digits that identify a run: the hash of its flags and the uploaded spec without its
+    filter.
 
     The name of a fitted file has the hash of its content: after a new fit the same spec is another
     run.
@@ -157,7 +158,7 @@ def write_bundle(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     bundled = {**content, "tasks": [_with_files(task, folder) for task in content["tasks"]]}
     gold = content.get("gold", {})
     if (path := gold.get("path")) and (file := Path(os.path.expanduser(path))).exists():
-        # — of an output, or a snapshot of it, the files stay where they are
+        # — an output, or a snapshot of one, is not copied
         is_one = file.is_file() and file.parent.name != "snapshots"
         name = _copied(file, folder) if is_one else os.path.abspath(file)
         bundled["gold"] = {**gold, "path": name}

@@ -38,12 +38,12 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A gate, the metric's value, and whether it passes; an undefined metric (None) never does."""
+    """A gate, the metric's value, and whether it passes; an undefined metric (None) fails."""
 
     gate: str
     value: float | None
     passed: bool
-    not_judged: str | None = None  # why the gold says nothing about it
+    not_judged: str | None = None  # why the gold has no value for it
 
     @property
     def words(self) -> str:
@@ -56,7 +56,7 @@ class Decision:
 def parse_gate(written: str, tasks: Mapping[str, TaskSpec], place: str = "publish.gates") -> Gate:
     """The gate, for one of the spec's tasks; SpecError if it is malformed.
 
-    That of a label of a task of kind `multi` is a gate of the label's part, `TASK.LABEL`.
+    For a label of a task of kind `multi` it is a gate of the label's part, `TASK.LABEL`.
     """
 
     def wrong(fix: str) -> SpecError:

@@ -66,7 +66,7 @@ def auroc_interval(value: float, positives: float, negatives: float) -> tuple[fl
         spread = 1 + mean * ((1 - auroc) / (2 - auroc) + auroc / (1 + auroc))
         return (value - auroc) ** 2 - quantile**2 * auroc * (1 - auroc) * spread / pairs
 
-    # — at 0 and at 1 the error is 0, too, and that is not the end that is looked for
+    # — the excess is also 0 at auroc 0 or 1, which is not the wanted root
     low = brentq(excess, 0.0, min(value, 1 - _NO_WIDTH)) if value > 0 else 0.0
     high = brentq(excess, max(value, _NO_WIDTH), 1.0) if value < 1 else 1.0
     return float(low), float(high)
@@ -77,14 +77,14 @@ def interval(
     resampled: Floats,  # [resamples]
     *,
     rows: float,
-    rarest: float,  # rows of what the metric depends on most
+    rarest: float,  # rows of the rarest label that the metric depends on
 ) -> Figure:
     """The interval of a metric from 0 to 1, by the spread of its bootstrap resamples.
 
-    It is symmetric on the scale of logits, with Student's quantile for the rarest label: ends of
-    percentiles are too close for few rows. Where all resamples are equal, as for answers that are
-    all right, rows of another kind may exist: the interval is that of a mean of numbers of which
-    the largest share that was not seen is different.
+    It is symmetric on the scale of logits, with Student's quantile for the rarest label: percentile
+    intervals are too narrow for few rows. If all resamples are equal, as when all answers are
+    right, other rows may still differ: the interval is then that of a mean in which the share
+    `unseen_share` of the rows differs.
     """
     defined = resampled[~np.isnan(resampled)]
     if np.isnan(value) or not len(defined):
@@ -103,7 +103,7 @@ def interval(
 def difference(of: Floats, other: Floats, rarest: float) -> Figure:  # [1 + resamples] each
     """How much larger the first value is than the other, of the same resamples, in this order.
 
-    Where all resamples differ by the same, rows that were not seen may differ.
+    If the difference is equal in all resamples, other rows may still differ.
     """
     drawn = of[1:] - other[1:]
     defined = drawn[~np.isnan(drawn)]

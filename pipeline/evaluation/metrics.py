@@ -153,7 +153,7 @@ def measure_of(
     p: Floats,  # [rows, labels]
     values: Sequence[float],  # [labels] of a score; ()
 ) -> Callable[[Floats], dict[str, Floats]]:
-    """What measures HEADLINES, and ORDINAL_HEADLINES of a score, of resamples."""
+    """The function that measures HEADLINES, and for a score ORDINAL_HEADLINES, of resamples."""
 
     def measure(counts: Floats) -> dict[str, Floats]:  # [resamples, rows] -> [resamples] each
         figures = resampled_metrics(truth, p, counts, rank=p.shape[1] <= RANKED_LABELS)

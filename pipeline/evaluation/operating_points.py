@@ -16,7 +16,7 @@ from pipeline.evaluation.resampling import Bools, Floats, Ints, folds
 from pipeline.options import FOLDS
 
 _SEED = 20_26
-# Of float32 sums: a label's mean over equal probabilities may be above each of them.
+# Tolerance of float32 sums: the mean of equal probabilities may be above each of them.
 _ROUNDING = 1e-6
 
 
@@ -38,8 +38,9 @@ def choose_threshold(
 ) -> Threshold | None:
     """The threshold with at least this precision or recall, and the best value of the other one.
 
-    None if no threshold reaches it. A threshold is best on the rows that chose it. So its precision
-    and recall are those of thresholds that other rows chose in the same way (cross-validation).
+    None if no threshold reaches it. A threshold looks best on the rows that it was chosen from. So
+    its precision and recall are those of thresholds that were chosen in the same way from other
+    rows (cross-validation).
     """
     chosen = _best(metric, least, positive, score)
     if chosen is None:
@@ -92,7 +93,7 @@ def find_label_issues(
 ) -> tuple[Ints, Ints]:  # [issues] each
     """The rows whose gold label is probably wrong, and their likely labels.
 
-    The surest issue comes first. `p` is not of a model that was fitted to these rows.
+    The most certain issue comes first. `p` must be of a model that was not fitted to these rows.
 
     Confident learning (Northcutt et al. 2021): a label's threshold is the mean probability that it
     gets from rows with this gold label. A row's likely label is the most probable one that reaches

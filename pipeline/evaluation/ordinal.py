@@ -84,8 +84,8 @@ def rank_correlations(
     )
     scale = np.sqrt(x_variance * y_variance)
     empty = np.full(len(scale), np.nan)
-    some = scale > _NO_SPREAD * total**3
-    return np.asarray(np.divide(covariance, scale, out=empty, where=some), np.float64)
+    has_spread = scale > _NO_SPREAD * total**3
+    return np.asarray(np.divide(covariance, scale, out=empty, where=has_spread), np.float64)
 
 
 def _ranks(values: Floats, counts: Floats) -> Floats:  # [rows], [resamples, rows] -> counts' shape

@@ -1,4 +1,4 @@
-"""What a cheap answer may decide, with a promise that a uniform sample of documents proves.
+"""Rules for which documents a cheap answer decides, proved on a uniform sample of documents.
 
 Entry point: `Judged` compares the answers of stages of a cascade, makes rules of one half of a
 sample, and takes the cheapest rule whose promise the other half proves.
@@ -13,7 +13,7 @@ A promise of recall and of precision, or of several groups, is broken if one par
 only if all are: an intersection-union test (Berger, 1982), so each part may have the whole risk.
 
 Assumption: each half is drawn uniformly at random from the documents that the promise is about,
-and no text of the first half influences the second but through the rules.
+and no text of the first half influences the second, except through the rules.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LEAST_SLOPE, _NEVER = 1e-3, -40.0  # of a class without documents: it is decide
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What shall hold of all documents, with which confidence."""
+    """The shares that must hold for all documents, and the confidence."""
 
     # `agree`: of the documents, the share with the whole model's answer; or `recall`: of the
     # positive ones, the share that is called positive, and `precision`: of those the positive ones.
@@ -107,13 +107,13 @@ def _shares(
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What of a task's answers is promised: its likeliest label, or whether labels apply."""
+    """The part of an answer that is promised: the likeliest label, or whether labels apply."""
 
     promise: Promise
     labels: tuple[str, ...]
     each: tuple[int, ...] = ()  # labels that apply or not, each for itself; (): the likeliest one
     threshold: float = 0.5  # the probability from which one of these applies
-    steps: int = 0  # so far apart, two labels count as the same
+    steps: int = 0  # two labels that are at most this far apart count as the same
 
     @classmethod
     def of(cls, labels: Sequence[str], kind: str, promised: Mapping[str, Any]) -> Judged:
@@ -208,8 +208,8 @@ class Judged:
 
 def _platt(x: Floats, right: Bools) -> tuple[float, float]:
     """The slope and the offset of a logistic regression with Platt's targets; it rises."""
-    good, bad = right.sum(), (~right).sum()
-    targets = np.where(right, (good + 1) / (good + 2), 1 / (bad + 2))
+    successes, failures = right.sum(), (~right).sum()
+    targets = np.where(right, (successes + 1) / (successes + 2), 1 / (failures + 2))
 
     def loss(at: Floats) -> tuple[float, Floats]:
         z = at[0] * x + at[1]
@@ -232,7 +232,7 @@ def wrong_by_rule(
 ) -> Iterator[tuple[Bools, Bools]]:  # of each rule: [docs], [docs]
     """Which documents a stage before the last decides, and which of them it decides wrongly.
 
-    A document on which a stage fails is one of both: no later stage is asked about it.
+    A document on which a stage fails counts as decided, wrongly: no later stage is asked about it.
     """
     failed = np.isnan(p).any(axis=2)
     right = np.stack([judged.right(of_stage, whole).all(axis=1) for of_stage in p]) & ~failed

@@ -18,8 +18,8 @@ Bools = NDArray[np.bool_]
 
 _SEED = 20_26
 RESAMPLES = 1_000  # of a bootstrap
-# Counts in one batch of resamples: 8 MB, a few times over. Batches of four times this size took
-# twice the time.
+# Counts in one batch of resamples: a few arrays of 8 MB. Batches of four times this size took twice
+# the time.
 _BATCH_COUNTS = 1_000_000
 
 

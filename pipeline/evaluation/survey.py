@@ -1,9 +1,9 @@
-"""A stratified random sample of a corpus, and what its labels say about the whole corpus.
+"""A stratified random sample of a corpus, and estimates of the whole corpus from its labels.
 
 Entry points: `strata` and `allocate` before the labels, `estimate` after them.
 
-The estimators are those of survey sampling, which hold by the way the sample was drawn, whatever
-the scores are worth: Cochran, "Sampling Techniques" (3rd edition, 1977): bands of equal cumulative
+The estimators are those of survey sampling, which are valid by the design of the sample, even if
+the scores are bad: Cochran, "Sampling Techniques" (3rd edition, 1977): bands of equal cumulative
 root frequency (5A.7, after Dalenius and Hodges 1959), shares of the sample by size and spread (5.5,
 after Neyman 1934), the combined ratio estimator and its linearised variance (6.11, 6.12). Intervals
 are Wilson's (1927) at the effective size of the sample (Kott and Carr, "Developing an estimation
@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
 _BANDS = 5  # of scores, at most, in each group and decision
-_PER_STRATUM = 10  # labels that a stratum shall have on average
+_PER_STRATUM = 10  # labels that a stratum should have on average
 _BINS = 200  # of a histogram of scores
 # A share that is surely above 0 and below 1: strata whose scores are 0 or 1 get labels, too.
 _LEAST_SHARE = 0.02
@@ -41,7 +41,7 @@ _PRIOR = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Population:
-    """What is known of every text of a corpus."""
+    """The score, the group and the decision of every text of a corpus."""
 
     scores: Floats  # [texts]; NaN: none
     groups: Numbers  # [texts]: the number of a group
@@ -51,8 +51,8 @@ class Population:
 def strata(population: Population, sample: int) -> Numbers:  # [texts]
     """The number of each text's stratum: its decision, its group and a band of its score.
 
-    The largest groups have strata of their own, and the others share theirs: a stratum shall have
-    about `_PER_STRATUM` labels.
+    The largest groups have strata of their own, and the other groups share strata: a stratum should
+    have about `_PER_STRATUM` labels.
     """
     codes = np.zeros(len(population.scores), np.int64)
     own_groups = max(1, sample // (2 * _PER_STRATUM * 2))
@@ -96,7 +96,7 @@ def allocate(population: Population, codes: Numbers, sample: int) -> Numbers:  #
     targets = sizes * spread
     drawn = np.minimum(sizes, 2)
     for side in (is_dropped, ~is_dropped):
-        # — what one side does not need, the other gets, in the second loop
+        # — documents that one side does not need are drawn of the other, by the call below
         _fill(drawn, sizes, targets * side, sample // 2 - int(drawn[side].sum()))
     _fill(drawn, sizes, targets, sample - int(drawn.sum()))
     return drawn
@@ -127,7 +127,7 @@ class LabelledSample:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A share with its interval; all None if the sample says nothing about it."""
+    """A share with its interval; all None if the sample gives no estimate of it."""
 
     estimate: float | None
     low: float | None
@@ -149,9 +149,9 @@ def estimate(sample: LabelledSample, half_width: float) -> dict[str, Estimate]:
     unit, dropped = sample.documents, sample.dropped
     none = np.zeros_like(unit)
     shares = {
-        "precision": _Share(if_not=(none, dropped), if_so=(dropped, dropped)),
-        "recall": _Share(if_not=(none, none), if_so=(dropped, unit)),
-        "prevalence": _Share(if_not=(none, unit), if_so=(unit, unit)),
+        "precision": _Share(if_negative=(none, dropped), if_positive=(dropped, dropped)),
+        "recall": _Share(if_negative=(none, none), if_positive=(dropped, unit)),
+        "prevalence": _Share(if_negative=(none, unit), if_positive=(unit, unit)),
     }
     return {name: _ratio(sample, share, half_width) for name, share in shares.items()}
 
@@ -159,19 +159,19 @@ def estimate(sample: LabelledSample, half_width: float) -> dict[str, Estimate]:
 class _Share(NamedTuple):
     """What each text adds to the part and to the whole, by its label."""
 
-    if_not: tuple[Numbers, Numbers]
-    if_so: tuple[Numbers, Numbers]
+    if_negative: tuple[Numbers, Numbers]
+    if_positive: tuple[Numbers, Numbers]
 
 
 def _ratio(sample: LabelledSample, of: _Share, half_width: float) -> Estimate:
     """The ratio of the two sums over the corpus."""
-    (part_if_not, whole_if_not), (part_if, whole_if) = of
+    (part_if_negative, whole_if_negative), (part_if_positive, whole_if_positive) = of
     strata_, places = np.unique(sample.codes, return_inverse=True)
     drawn = np.bincount(places)
     sizes = np.array([sample.sizes[int(code)] for code in strata_], np.float64)
     weights = (sizes / drawn)[places]
-    part = np.where(sample.positive, part_if, part_if_not)
-    whole = np.where(sample.positive, whole_if, whole_if_not)
+    part = np.where(sample.positive, part_if_positive, part_if_negative)
+    whole = np.where(sample.positive, whole_if_positive, whole_if_negative)
     total = float((weights * whole).sum())
     counted = int((whole > 0).sum())
     if total == 0:
@@ -180,13 +180,20 @@ def _ratio(sample: LabelledSample, of: _Share, half_width: float) -> Estimate:
     # — the rates of strata with a Beta(_PRIOR / 2, _PRIOR / 2) prior
     positives = np.bincount(places, sample.positive)
     shrunk_rate = ((positives + _PRIOR / 2) / (drawn + _PRIOR))[places]
-    so, not_so = weights * shrunk_rate, weights * (1 - shrunk_rate)
-    shrunk_total = float((so * whole_if + not_so * whole_if_not).sum())
-    shrunk_share = float((so * part_if + not_so * part_if_not).sum()) / shrunk_total
-    if_not = (part_if_not - shrunk_share * whole_if_not) / shrunk_total
-    if_so = (part_if - shrunk_share * whole_if) / shrunk_total
-    mean = _by_stratum(places, drawn, shrunk_rate * if_so + (1 - shrunk_rate) * if_not)
-    square = _by_stratum(places, drawn, shrunk_rate * if_so**2 + (1 - shrunk_rate) * if_not**2)
+    weight_positive, weight_negative = weights * shrunk_rate, weights * (1 - shrunk_rate)
+    shrunk_total = float(
+        (weight_positive * whole_if_positive + weight_negative * whole_if_negative).sum()
+    )
+    shrunk_share = (
+        float((weight_positive * part_if_positive + weight_negative * part_if_negative).sum())
+        / shrunk_total
+    )
+    if_negative = (part_if_negative - shrunk_share * whole_if_negative) / shrunk_total
+    if_positive = (part_if_positive - shrunk_share * whole_if_positive) / shrunk_total
+    mean = _by_stratum(places, drawn, shrunk_rate * if_positive + (1 - shrunk_rate) * if_negative)
+    square = _by_stratum(
+        places, drawn, shrunk_rate * if_positive**2 + (1 - shrunk_rate) * if_negative**2
+    )
     spread = np.maximum(square - mean**2, 0) * drawn / np.maximum(drawn - 1, 1)
     variance = float((sizes**2 * (1 - drawn / sizes) * spread / drawn).sum())
     freedom = max(1, int(drawn.sum()) - len(drawn))

@@ -1,7 +1,8 @@
 """What a filter decides about each document of a snapshot: a table of DuckDB, and counts of it.
 
 Entry point: `decided`. The labels are read once. The table is in a temporary file, so it may be
-larger than the memory; it has no texts. As in `sources.rule`, its SQL reaches nothing outside.
+larger than the memory; it has no texts. As in `sources.rule`, its SQL has no access to files or the
+network.
 """
 
 from __future__ import annotations
@@ -143,9 +144,9 @@ def decided(
     StorageError if the table cannot be written.
     """
     columns = f"*, {', '.join(f'{sql} as {name}' for name, sql in _columns(rule, by).items())}"
-    nothing = pa.RecordBatch.from_pylist([], rule.schema)  # — a snapshot may have no shard
+    no_rows = pa.RecordBatch.from_pylist([], rule.schema)  # — a snapshot may have no shard
     with scratch() as table:
-        for number, rows in enumerate(chain([nothing], shards), start=-1):
+        for number, rows in enumerate(chain([no_rows], shards), start=-1):
             shard = pa.array([number] * rows.num_rows, pa.int32())
             numbered = pa.Table.from_batches([rows]).append_column("_shard", shard)
             if rule.side is None:
@@ -257,7 +258,7 @@ def _decisions_view(rule: FilterRule, on_error: str, thresholds: Thresholds | No
             for n, sql in enumerate(map(quoted, rule.conditions))
         ]
         reasons += [f"{verdict} || {condition}" for condition in broken]
-        # — of several conditions, the first one has the verdict
+        # — the verdict is written once, before the first condition
         words.append(f"{verdict} || nullif(concat_ws('; ', {', '.join(broken)}), '')")
     if rule.score is not None:
         name = quoted(f"drop_top: {rule.score.text}")

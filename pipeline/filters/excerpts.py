@@ -26,7 +26,7 @@ Place = tuple[str, int, int]  # path, row of the file, and where the excerpt beg
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """What a reader sees of a document."""
+    """The part of a document that a page shows."""
 
     text: str | None  # a part of it
     image: bytes | None  # the file
@@ -94,7 +94,7 @@ def small_png(image: bytes | None) -> str | None:
     try:
         picture = decode_image(image)
     except DocumentError:
-        return None  # — its row says why
+        return None  # — the status of its row has the reason
     picture.thumbnail((PICTURE_PIXELS, PICTURE_PIXELS))
     file = io.BytesIO()
     picture.save(file, "PNG")

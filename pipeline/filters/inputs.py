@@ -24,7 +24,7 @@ from pipeline.sources.streams import Options, reading
 from pipeline.sources.tables import TABLES, opened_table
 
 INPUT = "doc"  # the column of the input's columns, which are strings
-SAMPLE_ROWS = 100_000  # of files without a header, one of which has a value in the column
+SAMPLE_ROWS = 100_000  # read of files without a header, until one has a value in the column
 _HEADED = (*TABLES, "csv", "tsv")  # the formats whose files name their columns
 FILES_AT_ONCE = 16
 
@@ -74,7 +74,7 @@ def check_columns_of(
 def _check_file(
     shard: Shard, options: Options, columns: Sequence[str], place: str
 ) -> Mapping[str, str]:
-    """The columns that a file lacks, each with a line that says so; SpecError for a wrong one."""
+    """The columns that a file lacks, each with the line of its error; SpecError for a wrong one."""
     kinds: Mapping[str, pa.DataType] = {}
     with reading(shard.path):
         if shard.version.format in TABLES:

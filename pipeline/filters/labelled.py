@@ -71,7 +71,7 @@ class LabelledRows:
         return pa.schema([*self.answers_schema, *doc])
 
     def shards(self, cache_dir: Path) -> tuple[dict[str, Shard], int]:
-        """The snapshot's shards in the input by id, and the number of files it does not know.
+        """The snapshot's shards in the input by id, and the number of files that it does not have.
 
         Raises:
             SpecError: The input does not have the columns.
@@ -97,7 +97,7 @@ class LabelledRows:
         return shards, len(paths - {*contents.files["path"].unique().to_pylist()} - empty)
 
     def read(self, named: NamedShard, shards: Mapping[str, Shard]) -> pa.RecordBatch:
-        """The rows of one shard about which something was asked."""
+        """The rows of one shard, without those that the run's condition left out."""
         tasks = list(self.contents.tasks)
         rows = read_shard(self.store, named, schema=self.answers_schema, tasks=tasks)
         return self._joined(rows, named, shards)

@@ -33,7 +33,7 @@ _HASHED = re.compile(r"~[0-9a-f]{32}(?=\.|$)")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The keys of one filter's files; all of them hold its id, so that two never mix."""
+    """The keys of one filter's files; each has its id, so that files of two filters never mix."""
 
     id: str
     relative: Mapping[str, str]  # by input path, the path below the input's folder
@@ -41,8 +41,9 @@ class Layout:
     def kept_key(self, shard: NamedShard) -> str:
         """`kept/<id>/<folders>/<name>.<first row>.<format>`.
 
-        What another format is written as is added to the name: `<format>.parquet`. Text files are
-        one object, named by a folder or a glob: `<folder>.<first row>.jsonl.zst`.
+        A file that is written in another format has that format added to its name:
+        `<format>.parquet`. Text files are one object, named by a folder or a glob: `<folder>.<first
+        row>.jsonl.zst`.
         """
         path = self.relative[shard.path]
         format = format_of(path) or "txt"
@@ -64,7 +65,7 @@ class Layout:
 
     @property
     def manifest_key(self) -> str:
-        """Written when every shard is done: with it the corpus is whole."""
+        """Written when every shard is done: its presence means that the corpus is complete."""
         return f"filters/{self.id}/all.json"
 
 
@@ -81,7 +82,7 @@ def relative_paths(path_glob: str, paths: Collection[str], options: Options) -> 
     else:  # — a table's files may be anywhere
         folder = os.path.commonpath([place.rpartition("/")[0] for place in places.values()])
     if alone := [path for path, place in places.items() if not place.startswith(f"{folder}/")]:
-        raise SpecError([Problem("input.path", f"{alone[0]} does not lie below it", path_glob)])
+        raise SpecError([Problem("input.path", f"{alone[0]} is not below it", path_glob)])
     relative = {path: _as_key(place.removeprefix(f"{folder}/")) for path, place in places.items()}
     for path in relative:
         if format_of(path) in (None, "txt"):  # the text files of a folder, or of a glob
@@ -99,8 +100,8 @@ def _place(path: str, options: Options) -> str:
 def _as_key(path: str) -> str:
     """The path as a key; of one that not every store holds, `<beginning>~<hash>.<format>`.
 
-    Such a path has a long name, a backslash, or a part that is empty or dots: S3 allows `a//b`. So
-    has a name that could be taken for such a key: two paths never have one key.
+    Such a path has a long name, a backslash, or a part that is empty or dots: S3 allows `a//b`. A
+    path that looks like such a key gets one, too, so that two paths never share a key.
     """
     folder, slash, name = path.rpartition("/")
     is_plain = "\\" not in path and not {"", ".", ".."} & {*path.split("/")}
@@ -127,7 +128,7 @@ def _fixed_folder(place: str, places: Sequence[str]) -> str:
 def refuse_own_places(spec: JobSpec, to: str) -> None:
     """SpecError if what is written would be in the spec's input or output, or around one of them.
 
-    A run would label it, or take it for labels.
+    A run would label it, or read it as labels.
     """
     target, source = real_path(to), real_path(spec.input.path)
     glob = None if os.path.lexists(source) else re.search(r"[*?\[].*", source)
@@ -148,8 +149,8 @@ def real_path(path: str) -> str:
     """The path, absolute and without links; a URL with the usual name of its scheme."""
     if (table := table_at(path)) is not None and table.kind != "iceberg":
         return real_path(table.place)
-    scheme, separator, rest = path.rpartition("://")
+    scheme, separator, path_in_store = path.rpartition("://")
     if scheme in ("", "file"):
         return os.path.realpath(str(LocalFileSystem._strip_protocol(path))).rstrip("/")
     usual = {"s3a": "s3", "gcs": "gs"}.get(scheme.lower(), scheme.lower())
-    return usual + separator + rest.strip("/")
+    return usual + separator + path_in_store.strip("/")

@@ -1,4 +1,4 @@
-"""What answered a snapshot, and what the spec has changed since.
+"""Which models and wordings answered a snapshot, and what changed in the spec since then.
 
 Entry points: `older_answers`, and `changed_since` for a job that is made already.
 """
@@ -84,7 +84,7 @@ def changed_since(job: Job, store: Store, contents: Contents) -> Iterator[str]:
 
 def _models(store: Store, contents: Contents, task: str) -> dict[str, Any]:
     """The hashes of the models that answered a task, by name."""
-    with suppress(StorageError):  # — whoever reads the answers names the file
+    with suppress(StorageError):  # — the reader of the answers reports the file
         return dict(what_answered(store, contents, task).get("models", {}))
     return {}
 
@@ -92,7 +92,7 @@ def _models(store: Store, contents: Contents, task: str) -> dict[str, Any]:
 def _located(
     model: ModelSpec, cache_dir: Path, *, hashes: Mapping[str, Mapping[str, str]]
 ) -> ModelFiles:
-    """The files of a local model; of another one those with which it answered, if it did."""
+    """The files of a local model; of another one, the hashes of the files that answered, if any."""
     if model == NO_MODEL or os.path.exists(os.path.expanduser(model.path)):
         return locate(model, cache_dir)
     return ModelFiles("none", model.path, model.revision, hashes.get(model.name, {}), 0)

@@ -55,7 +55,7 @@ class Written:
     manifest: str
     shards: int
     created: int  # objects; 0 if everything existed
-    new_files: int  # files that the input has now and the snapshot does not know
+    new_files: int  # files of the input that are not in the snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ def _groups(rule: SnapshotRule, table: Decisions) -> tuple[GroupResult, ...]:
     written = rule.labelled.spec.filter
     assert written is not None
     top, thresholds = written.drop_top, table.thresholds
-    by = top.by if top else None  # — as the user wrote it
+    by = top.by if top else None  # — as it is written in the spec
     sizes = {"": table.whole} if by is None else table.sizes("_part", MOST_GROUPS)
     return tuple(
         GroupResult(

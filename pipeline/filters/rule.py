@@ -122,7 +122,7 @@ class SnapshotRule:
 
     @classmethod
     def of(cls, spec: JobSpec, by: Sequence[str] = (), columns: Sequence[str] = ()) -> SnapshotRule:
-        """The rule, after every check that needs no work.
+        """The rule, after every check that reads no documents.
 
         `by` are groups to count: labels of tasks, or SQL; by default those of the rule. The rows
         also have these columns of the input.

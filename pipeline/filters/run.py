@@ -65,7 +65,8 @@ class _Filter:
 def preview(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> FilterResult:
     """What the spec's filter would do; nothing is written.
 
-    Raises as `filter_corpus`; where documents without an answer stop the filter, it says so.
+    Raises as `filter_corpus`; the result reports documents without an answer that would stop the
+    filter.
     """
     rule = SnapshotRule.of(spec)
     warn_of_older_answers(spec, rule.labelled.store, rule.labelled.contents, cache_dir)
@@ -116,7 +117,7 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
 
 
 def _prepare(spec: JobSpec, options: FilterOptions) -> _Filter:
-    """The filter, after every check that needs no work."""
+    """The filter, after every check that reads no documents."""
     to = options.folder()
     refuse_own_places(spec, to)
     rule = SnapshotRule.of(spec)
@@ -193,10 +194,10 @@ def split_shard(
     for part in labelled_documents(shard, options, hashes, rows):
         texts.append(part["text"].combine_chunks().filter(dropped.slice(first, len(part))))
         first += len(part)
-    gone, schema = documents.filter(dropped), rule.labelled.answers_schema
-    table = gone.select(schema.names).cast(schema)
+    dropped_rows, schema = documents.filter(dropped), rule.labelled.answers_schema
+    table = dropped_rows.select(schema.names).cast(schema)
     table = table.append_column(TEXT_COLUMN, pa.chunked_array(texts, pa.large_string()))
-    table = table.append_column(WHY_COLUMN, gone["_why"].dictionary_encode())
+    table = table.append_column(WHY_COLUMN, dropped_rows["_why"].dictionary_encode())
     metadata = {"rule": result.rule, "on_error": result.on_error}
     data = to_parquet(table, {**metadata, "shard": canonical_json(shard.to_json()).decode()})
     verify(data, table.column("doc_id"))

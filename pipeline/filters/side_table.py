@@ -1,4 +1,4 @@
-"""The table that a filter's rule joins: what another tool says about the documents.
+"""The table that a filter's rule joins: values of another tool for the documents.
 
 Entry point: `SideTable`. DuckDB joins it with the labelled rows; it may be larger than the memory.
 """
@@ -70,7 +70,7 @@ class SideTable:
         return cls(spec.on, pa.field(JOINED, own), etags, table)
 
     def join(self, connection: duckdb.DuckDBPyConnection, rows: str, columns: str) -> str:
-        """A query: these columns of a table of rows, each beside what this table says of it.
+        """A query: these columns of a table of rows, each with the columns of this table.
 
         A row without a match has null there. SpecError if two different rows have one key.
         """
@@ -83,11 +83,11 @@ class SideTable:
             f"select {key} as {_KEY}, struct_pack({struct}) as {JOINED} "
             f"from outside where {key} is not null"
         )
-        nothing = pa.RecordBatch.from_pylist([], self.dataset.schema)
+        no_rows = pa.RecordBatch.from_pylist([], self.dataset.schema)
         with _reading(PLACE):
             # — one at a time: DuckDB would call Python's file systems from its own threads
             batches = self.dataset.to_batches(columns=[*dict.fromkeys([self.on, *names])])
-            for number, batch in enumerate(chain([nothing], batches)):
+            for number, batch in enumerate(chain([no_rows], batches)):
                 connection.register("outside", pa.Table.from_batches([batch]))
                 begin = "insert into side" if number else "create table side as"
                 connection.execute(f"{begin} {query}")
@@ -96,8 +96,10 @@ class SideTable:
         if twin := connection.execute(twins).fetchone():
             fix = f"has different rows with this {self.on}; keep one of them"
             raise SpecError([Problem(f"{PLACE}.path", fix, twin[0])])
-        both = f"select {rows}.*, {JOINED} from {rows} left join sides on {rows}.{self.on} = {_KEY}"
-        return f"select {columns} from ({both}) as {ALIAS}"
+        joined_rows = (
+            f"select {rows}.*, {JOINED} from {rows} left join sides on {rows}.{self.on} = {_KEY}"
+        )
+        return f"select {columns} from ({joined_rows}) as {ALIAS}"
 
 
 @contextmanager

@@ -2,9 +2,8 @@
 
 Entry point: `kept_rows`. Parquet keeps its schema and codecs.
 JSON lines, CSV and TSV keep their format, their codec and the bytes of each row; CSV and TSV also
-the header. Rows of Arrow files become Parquet. Rows of other formats become JSON lines
-with a key for each column: `text`, `id`, `url` and `date` of WET files, `text` and `id` of text
-files.
+the header. Rows of Arrow files become Parquet. Rows of other formats become JSON lines with a key
+for each column: `text`, `id`, `url` and `date` of WET files, `text` and `id` of text files.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What runs and fits make: readouts, and certificates of cascades."""
+"""Files that fits and runs make: readouts, and certificates of cascades."""

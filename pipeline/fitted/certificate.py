@@ -68,7 +68,7 @@ class Certificate:
     # The hash of the spec's name, the task's condition, and the model that readouts are of.
     scope: str = ""
     thresholds: Thresholds | None = None  # None: the last stage answers everything
-    reason: str = ""  # why nothing is decided without it
+    reason: str = ""  # why the last stage answers everything
     # Of the rules that were tested: by part and class, how right an answer is by its probability
     # (`Judged.curves`); and which of them, from careful to cheap, has the thresholds.
     curves: tuple[tuple[tuple[float, float], ...], ...] = ()
@@ -106,7 +106,7 @@ class Certificate:
 
     @property
     def words(self) -> str:
-        """What was proved, in a sentence."""
+        """The proved shares, in a sentence."""
         if self.thresholds is None:
             return f"all documents are answered by the whole model: {self.reason}"
         shares = " and ".join(

@@ -1,4 +1,4 @@
-"""The file of a trained readout: linear maps and a card that says what they were fitted for.
+"""The file of a trained readout: linear maps and a card with what they were fitted for.
 
 Entry points: `readout_file`, `parse_readout`, and `differences` between a spec and a card. The
 format is safetensors, which runs no code when a file is loaded:

@@ -188,14 +188,14 @@ def judged_rows(
     if gold.texts and texts:  # — those of the gold may differ from the corpus in line breaks
         own = documents_from(RawRow(text) for text in gold.texts)["content_hash"].to_pylist()
         known |= np.array([content_hash in texts for content_hash in own], np.bool_)
-    seen = usable & known
-    rows = np.flatnonzero(usable & ~seen)
+    fitted = usable & known
+    rows = np.flatnonzero(usable & ~fitted)
     counts = RowCounts(
         gold=gold.rows,
         unlabelled=int((~labelled).sum()),
         not_in_corpus=int((labelled & ~answers.in_corpus).sum()),
         unanswered=dict(Counter(str(of_task.status[row]) for row in unanswered)),
-        fitted=int(seen.sum()),
+        fitted=int(fitted.sum()),
         evaluated=len(rows),
     )
     return counts, JudgedRows(rows, of_gold.truth[rows], of_task.p[rows])

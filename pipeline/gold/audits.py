@@ -24,17 +24,17 @@ DROP: TaskSpec = QuestionTask(
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What people say about the texts of a sample, by content hash."""
+    """People's decisions about the texts of a sample, by content hash."""
 
     drawn: Mapping[str, Drawn]
-    drops: Mapping[str, bool]  # whether most people say drop
+    drops: Mapping[str, bool]  # whether most people chose drop
     counts: GoldCounts
 
 
 def read_audit(source: str, spec: JobSpec) -> Audit | None:
     """The audit in a gold file at a path or URL; None if the gold is no audit.
 
-    SpecError if its lines are not of one sample, or were given in view of an answer.
+    SpecError if its lines are not of one sample, or a line was labelled with an answer in view.
     """
     format = gold_format(source)
     rows = read_gold_rows(source, format, spec.input.storage_options) if format else None

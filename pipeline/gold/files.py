@@ -41,7 +41,7 @@ class GoldRows:
 
     path: str
     columns: Mapping[str, Sequence[object]]
-    # By task, why documents are no random sample, with their number; {} if nothing says so.
+    # By task, why documents are no random sample, with their number; {} without a reason.
     chosen: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
@@ -156,11 +156,11 @@ def is_beginning(line: bytes) -> bool:
     try:
         json.loads(text)
     except json.JSONDecodeError as error:
-        rest = text[error.pos :]
+        remainder = text[error.pos :]
         in_text = error.msg.startswith("Unterminated string")
-        in_escape = error.msg.startswith("Invalid \\u") and '"' not in rest
+        in_escape = error.msg.startswith("Invalid \\u") and '"' not in remainder
         # — else in a word or a number, or between two values
-        return text.startswith("{") and bool(in_text or in_escape or _WORD.fullmatch(rest))
+        return text.startswith("{") and bool(in_text or in_escape or _WORD.fullmatch(remainder))
     return False
 
 

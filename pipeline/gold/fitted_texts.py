@@ -1,8 +1,8 @@
-"""The texts that a task's answers were fitted to, which do not show how good they are.
+"""The texts that a task's answers were fitted to, which must not be used to evaluate them.
 
-Entry points: `fitted_texts`, `is_held_out` for the texts that a fit leaves out,
-and `cross_validated` for what the fit itself measured. A text is known by its content hash: so rows
-of another gold set, or of another output, count.
+Entry points: `fitted_texts`, `is_held_out` for the texts that a fit leaves out, and
+`cross_validated` for what the fit itself measured. A text is known by its content hash: so rows of
+another gold set, or of another output, count.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Gold labels: the labels that people, or a better model, gave to some documents.
 
 Entry point: `read_gold`, from a file with a column for each task, of labels or of scores
-(`values`), or from the answers of another run of assay, a teacher. The spec says how.
+(`values`), or from the answers of another run of assay, a teacher. The spec has the columns.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SNAPSHOT = re.compile(r"(?P<output>.+?)/+snapshots/(?P<number>\d{8,})\.json")
 
 @dataclass(frozen=True, slots=True)
 class GoldCounts:
-    """Where gold is from, and what became of its rows.
+    """The source of gold labels, and counts of their rows.
 
     Several rows of one document, as of several people, are merged. The label that most of them give
     is kept; after a tie the document has no label for this task. Scores are averaged.
@@ -96,8 +96,8 @@ class Gold:
     def kind(self, task: str) -> Kind:
         """Who gave the labels of a task, and to which documents.
 
-        People, to a random sample or, `chosen`, to documents of a review that teach much; or a
-        program.
+        People, to a random sample or, `chosen`, to documents that a review chose as informative; or
+        a program.
         """
         if self.tasks[task].scored is not None:
             return "scores"
@@ -144,7 +144,7 @@ def read_gold(path: str | None, spec: JobSpec, tasks: Sequence[str] = ()) -> Gol
         return _read_teacher(source, spec, chosen, tasks)
     in_file = read_gold_rows(source, format, spec.input.storage_options)
     if is_audit(in_file):
-        fix = "is an audit, which says of each document drop or keep; `assay eval` and `assay "
+        fix = "is an audit, whose labels are drop and keep; `assay eval` and `assay "
         raise gold_error(source, f"{fix}report` read it")
     rows = label_columns(in_file, chosen)
     if not rows.rows:
@@ -152,16 +152,16 @@ def read_gold(path: str | None, spec: JobSpec, tasks: Sequence[str] = ()) -> Gol
         raise gold_error(source, fix)
     # — a review writes tasks and labels as the spec has them, and each document's hash
     of_review = rows is not in_file
-    how = GoldSpec() if of_review else spec.gold
-    by, keys, texts = _documents(rows, spec, how, by_hash=of_review)
-    scores = how.score_columns(spec.tasks)
+    gold_spec = GoldSpec() if of_review else spec.gold
+    by, keys, texts = _documents(rows, spec, gold_spec, by_hash=of_review)
+    scores = gold_spec.score_columns(spec.tasks)
     labels: dict[str, GoldTask] = {}
-    columns = _task_columns(spec, how, chosen, tasks, tuple(rows.columns), source)
+    columns = _task_columns(spec, gold_spec, chosen, tasks, tuple(rows.columns), source)
     for task, column in columns:
         score = scores.get(task.name)
-        labels |= column_tasks(rows, task, column, how.values, score=score, keys=keys)
+        labels |= column_tasks(rows, task, column, gold_spec.values, score=score, keys=keys)
     # — a review has the columns of its documents beside those of tasks
-    used = {how.id, how.text, spec.input.id, spec.input.text, "id", "doc_id", HASH}
+    used = {gold_spec.id, gold_spec.text, spec.input.id, spec.input.text, "id", "doc_id", HASH}
     used |= {column for _, column in columns}
     unused = tuple(name for name in rows.columns if name not in used)
     counts = GoldCounts(source, by, len(keys), unused=unused)
@@ -181,15 +181,15 @@ def _chosen(spec: JobSpec, names: Sequence[str]) -> list[TaskSpec]:
 
 def _task_columns(
     spec: JobSpec,
-    how: GoldSpec,
+    gold_spec: GoldSpec,
     chosen: Sequence[TaskSpec],
     asked: Sequence[str],
     names: Sequence[str],
     source: str,
 ) -> list[tuple[TaskSpec, str]]:
     """The tasks that have gold labels, with the column of each; SpecError if there are none."""
-    scores = {name: score.column for name, score in how.score_columns(spec.tasks).items()}
-    named = {**how.columns, **scores}
+    scores = {name: score.column for name, score in gold_spec.score_columns(spec.tasks).items()}
+    named = {**gold_spec.columns, **scores}
     columns = [
         (each, named.get(each.name, each.name))
         for task in chosen
@@ -273,7 +273,7 @@ def _of_rows(task: GoldTask, rows: NDArray[np.int64]) -> GoldTask:
 
 
 def _documents(
-    rows: GoldRows, spec: JobSpec, how: GoldSpec, *, by_hash: bool
+    rows: GoldRows, spec: JobSpec, gold_spec: GoldSpec, *, by_hash: bool
 ) -> tuple[By, tuple[str, ...], tuple[str | None, ...] | None]:
     """By which column rows are matched with documents, the keys, and the texts if there are any.
 
@@ -281,8 +281,8 @@ def _documents(
     """
     if by_hash:
         return "content_hash", tuple(map(str, rows.columns[HASH])), None
-    by, column = _key_column(rows, spec, how)
-    text_column = how.text or spec.input.text
+    by, column = _key_column(rows, spec, gold_spec)
+    text_column = gold_spec.text or spec.input.text
     texts = None
     if text_column in rows.columns and text_column is not None and spec.input.image is None:
         texts = tuple(text if isinstance(text, str) else None for text in rows.columns[text_column])
@@ -295,17 +295,20 @@ def _documents(
         documents = documents_from(RawRow("", value) for value in values)
     else:
         documents = documents_from(map(RawRow, values))
-        bad = [row for row, s in enumerate(documents["status"].to_pylist()) if "error" in s]
-        if bad:
+        unreadable = [row for row, s in enumerate(documents["status"].to_pylist()) if "error" in s]
+        if unreadable:
             fix = f"its {column}, by which rows are matched, is not a text; "
             fix += "name the id column: gold.id"
-            raise SpecError([Problem(rows.place(bad[0]), fix, values[bad[0]])])
+            raise SpecError([Problem(rows.place(unreadable[0]), fix, values[unreadable[0]])])
     return by, tuple(documents[by].to_pylist()), texts
 
 
-def _key_column(rows: GoldRows, spec: JobSpec, how: GoldSpec) -> tuple[By, str]:
-    choices: list[tuple[By, str | None]] = [("doc_id", how.id), ("content_hash", how.text)]
-    if not (how.id or how.text):
+def _key_column(rows: GoldRows, spec: JobSpec, gold_spec: GoldSpec) -> tuple[By, str]:
+    choices: list[tuple[By, str | None]] = [
+        ("doc_id", gold_spec.id),
+        ("content_hash", gold_spec.text),
+    ]
+    if not (gold_spec.id or gold_spec.text):
         # — without an id column, the id of a document is the hash of its text
         own_id, own_text = spec.input.id, None if spec.input.image else spec.input.text
         choices = [("doc_id", own_id), ("content_hash", own_text), ("doc_id", "id")]
@@ -326,8 +329,8 @@ def _read_teacher(
     A label is the most probable one. Soft targets are the teacher's probabilities.
     A document without an answer to any task is left out.
     """
-    how = spec.gold
-    if how.scores:
+    gold_spec = spec.gold
+    if gold_spec.scores:
         fix = f"scores are in a file ({_FORMATS}), and {source} is not one; the probabilities of "
         fix += "another run's output are read without gold.scores"
         raise SpecError([Problem("gold.scores", fix)])
@@ -341,17 +344,17 @@ def _read_teacher(
         fix = f"is neither a file of gold labels ({_FORMATS}) nor an output of assay with a "
         fix += "snapshot"
         raise gold_error(source, fix) from error
-    by: By = "doc_id" if how.id else "content_hash"
-    columns = _task_columns(spec, how, chosen, asked, tuple(teacher.labels), source)
+    by: By = "doc_id" if gold_spec.id else "content_hash"
+    columns = _task_columns(spec, gold_spec, chosen, asked, tuple(teacher.labels), source)
     read = [by, *dict.fromkeys(column for _, column in columns)]
-    nothing = pa.RecordBatch.from_pylist([], teacher.schema)
+    no_rows = pa.RecordBatch.from_pylist([], teacher.schema)
     keys: list[str] = []
     parts: list[dict[str, GoldTask]] = []
-    for batch in chain([nothing], teacher.to_batches(columns=read)):
+    for batch in chain([no_rows], teacher.to_batches(columns=read)):
         tasks: dict[str, GoldTask] = {}
         for task, column in columns:
             labels = teacher.labels[column]
-            tasks |= teacher_tasks(batch.column(column), labels, task, how.values, source)
+            tasks |= teacher_tasks(batch.column(column), labels, task, gold_spec.values, source)
         tasks = _asked(tasks, asked)
         answered = np.any([task.truth != UNLABELLED for task in tasks.values()], axis=0)
         kept = np.flatnonzero(answered)

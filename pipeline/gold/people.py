@@ -38,7 +38,7 @@ _TEACHING = frozenset({"diverse", "uncertain", "where"})
 class Drawn:
     """How a text was drawn for an audit: a stratified random sample of the texts of a snapshot."""
 
-    sample: str  # a name of its own
+    sample: str  # the name of the sample
     snapshot: int
     rule: str  # of the filter whose decisions are strata
     texts: int  # that the sample was drawn from
@@ -122,14 +122,14 @@ class GoldFile:
             self._samples.add(line.shown.sample)
             if line.task == task.name:
                 self._add(line)
-        self._content = sha256(_content(file))  # of what this process knows of the file
+        self._content = sha256(_content(file))  # when last read or written here
 
     @classmethod
     def open(cls, path: str | Path, task: TaskSpec) -> Self:
         """The file at a local path, which is created if it does not exist.
 
-        A last line without a line break gets one. What a crash left of a line is removed from the
-        file, and is in the log.
+        A last line without a line break gets one. A partial line that a crash left is removed from
+        the file, with a line in the log.
 
         Raises:
             SpecError: A line is malformed, has a label that the task does not have, or was
@@ -168,7 +168,7 @@ class GoldFile:
     def check_sample(self, sample: str | None) -> None:
         """SpecError if the file has other lines than those of this sample; None is no sample.
 
-        A file of an audit has no other lines, so that it is evidence as a whole.
+        A file of an audit has no other lines, so that all of its lines are evidence.
         """
         if self._samples <= {sample}:
             return
@@ -211,7 +211,7 @@ class GoldFile:
 
     def _find_unchanged(self) -> None:
         """Opens the file again if a copy replaced it; StorageError if its content differs."""
-        what = "another program changed it"
+        reason = "another program changed it"
         try:
             if not os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
                 copy = _locked(self._path)
@@ -220,14 +220,14 @@ class GoldFile:
             if sha256(_content(self._file)).digest() == self._content.digest():
                 return
         except FileNotFoundError:
-            what = "it is not there any more"
+            reason = "it is not there any more"
         except OSError as error:
-            what = f"it cannot be read: {error}"
+            reason = f"it cannot be read: {error}"
         fix = "your answer was not written; end the review and start it again to go on with"
-        raise StorageError(f"{self._path}: {what}; {fix} the file as it is")
+        raise StorageError(f"{self._path}: {reason}; {fix} the file as it is")
 
     def close(self) -> None:
-        """Ends the lock."""
+        """Closes the file, which releases its lock."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -283,7 +283,7 @@ def _local_path(path: str | Path) -> Path:
 def _whole_lines(path: Path, file: FileIO, task: TaskSpec) -> Iterator[GoldLine]:
     """All lines. When those of the task fit, the file ends in a whole line.
 
-    A last line without a line break gets one. What a crash left of a line is removed.
+    A last line without a line break gets one. A partial line that a crash left is removed.
     """
     data = _content(file)
     *whole, last = data.split(b"\n")
@@ -320,12 +320,12 @@ def _line(value: object, place: Option) -> GoldLine:
 def check_line(line: GoldLine, task: TaskSpec, place: str) -> None:
     """SpecError if a line of the task has another wording, or a label that the task lacks."""
     labels = tuple(task.labels)
-    then = {"question": line.shown.question, "labels": list(line.shown.labels)}
-    now = {"question": task.guide or task.question, "labels": list(labels)}
-    if changed := [name for name in now if then[name] != now[name]]:
+    of_line = {"question": line.shown.question, "labels": list(line.shown.labels)}
+    of_task = {"question": task.guide or task.question, "labels": list(labels)}
+    if changed := [name for name in of_task if of_line[name] != of_task[name]]:
         fix = f"has an older wording of task {task.name}: {changed[0]} was another, and is now "
-        fix += f"{now[changed[0]]!r}; use another gold file, or the older wording"
-        raise SpecError([Problem(place, fix, then[changed[0]])])
+        fix += f"{of_task[changed[0]]!r}; use another gold file, or the older wording"
+        raise SpecError([Problem(place, fix, of_line[changed[0]])])
     if line.label is None:
         return
     if isinstance(line.label, str) == (task.kind == "multi"):
@@ -379,10 +379,10 @@ def _columns(labelled: Collection[GoldLine]) -> dict[str, list[object]]:
     of_row: dict[tuple[str, str], dict[str, GoldLine]] = {}
     for line in labelled:
         of_row.setdefault(line.key, {})[line.task] = line
-    some = [next(iter(lines.values())) for lines in of_row.values()]
+    first_lines = [next(iter(lines.values())) for lines in of_row.values()]
     columns: dict[str, list[object]] = {
-        "doc_id": [line.doc_id for line in some],
-        HASH: [line.content_hash for line in some],
+        "doc_id": [line.doc_id for line in first_lines],
+        HASH: [line.content_hash for line in first_lines],
     }
     for task in dict.fromkeys(line.task for line in labelled):
         answers = [lines.get(task) for lines in of_row.values()]

@@ -38,7 +38,7 @@ class Classifier(Protocol):
     classes: tuple[str, ...]
 
     def probabilities(self, texts: Sequence[str]) -> Floats:  # [texts, classes]
-        """The probability of each class; NaN for a text that the model says nothing about."""
+        """The probability of each class; NaN for a text without a result."""
         ...
 
 

@@ -21,7 +21,7 @@ _RAISED = OSError, SyntaxError, ValueError, TypeError, ArithmeticError, LookupEr
 
 
 def decode_image(data: bytes) -> Image.Image:
-    """The picture in RGB, turned upright as its EXIF data says.
+    """The picture in RGB, turned upright by its EXIF data.
 
     Its size is known before a pixel is decoded, so a small file cannot take much memory.
 

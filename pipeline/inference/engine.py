@@ -33,7 +33,7 @@ from pipeline.inference.schedules.batching import Usage, pack
 DocumentIds = Sequence[int]
 Read = TypeVar("Read")
 
-# Memory is not short because of a batch smaller than this.
+# A smaller batch is not halved further: it is not the cause if memory runs out.
 _MIN_BATCH_TOKENS = 64
 
 

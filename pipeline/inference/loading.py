@@ -62,7 +62,7 @@ _UNBUILT = (OSError, SubprocessError)
 # What transformers raises for files that it cannot make a model of.
 _UNREADABLE = (*_BROKEN, OSError, ImportError, ArithmeticError, AssertionError)
 # Weights that models were saved with and do not use: buffers, the head of tied embeddings, the
-# pooler of encoders, and what sees or hears.
+# pooler of encoders, and the towers of images and sound.
 _UNUSED = re.compile(
     r"(inv_freq|position_ids|attn\.(masked_)?bias|pooler\.\w+\.(weight|bias))$"
     r"|^lm_head\.weight$|(^|\.)(vision|visual|audio|image|mm|multi_modal|mtp)"
@@ -258,7 +258,7 @@ def read_network(
 
 
 def _wrong_tensors(report: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with the tensors of a folder; transformers makes missing ones up."""
+    """What is wrong with the tensors of a folder; transformers fills missing ones at random."""
     for name, stored, own in sorted(report["mismatched_keys"]):
         shapes = f"{list(stored)} in its files, and {list(own)} by its config.json"
         yield f"{name} has the shape {shapes}"
@@ -278,7 +278,7 @@ def converted_bytes(gguf: Path) -> int:
 
 
 def _is_no_table(record: logging.LogRecord) -> bool:
-    """False for the table of missing and unused tensors: what matters of it is an error."""
+    """False for the table of missing and unused tensors, which `_wrong_tensors` reports."""
     return "LOAD REPORT" not in record.getMessage()
 
 

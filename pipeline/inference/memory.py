@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # 1,000-token documents took 2.5 s each in batches of one, 2.8 s in batches of two or four.
 CPU_BATCH_TOKENS = 1_280
 ENCODER_BATCH_TOKENS = 4_096  # on a CPU
-# Families whose layers have the Llama form, which `LlamaLayer` computes.
+# Families whose layers have the Llama form, which `LlamaDecoder` computes.
 LLAMA_FORM = {"llama", "mistral", "qwen2", "qwen3", "qwen3_vl_text"}
 # Rows that it reads at once, on a CPU and on a GPU: of a longer document the attention alone takes
 # more. On a CPU a batch of short documents is never above it.

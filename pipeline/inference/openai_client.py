@@ -33,7 +33,7 @@ _TIMEOUT_S = (10.0, 120.0)  # to connect, and between two parts of an answer
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 60.0
 _LATER = (408, 425, 429, 503, 529)  # whatever the document
 _BUSY = (*_LATER, 409, 500, 502, 504)
-_OF_DOCUMENT = (400, 413, 422)  # too long for the server, or not to its taste
+_OF_DOCUMENT = (400, 413, 422)  # too long for the server, or rejected by it
 _PATHS = {401: "api_key_env", 403: "api_key_env", 404: "base_url"}
 _TOKENS_OF_TURNS = 64  # the most that a chat template adds to the bytes of a request
 
@@ -267,7 +267,7 @@ class ServerClient:
     def _check_patience(self, error: _NoAnswer, began: float, pause_s: float) -> None:
         """ServerError if nothing is answered for too long; DocumentError if this alone is not.
 
-        A document is not the reason why the server asks to come later.
+        A reply that asks for a later retry is no error of the document.
         """
         now, patience_s = time.monotonic(), self._patience_s
         if self._answered_s is None and error.status is None:
@@ -279,7 +279,7 @@ class ServerClient:
                 "shards and paid answers are kept; run again to go on"
             )
         if now + pause_s - began > patience_s and error.status not in _LATER:
-            # — few different statuses of rows: without what the server says of this one
+            # — without the server's message, so that rows have few different statuses
             raise DocumentError(f"the server does not answer it: {str(error).partition(':')[0]}")
 
     def _read(self, reply: requests.Response, content: Any, bound: int) -> Answer:
@@ -352,7 +352,7 @@ def read_key(model: ModelSpec) -> str | None:
 
 
 def _error(reply: requests.Response) -> Mapping[str, Any]:
-    """What the server says of an error."""
+    """The error object of a reply."""
     with suppress(ValueError, AttributeError):
         content = reply.json()
         if isinstance(error := content.get("error", content), dict):
@@ -361,7 +361,7 @@ def _error(reply: requests.Response) -> Mapping[str, Any]:
 
 
 def _words(reply: requests.Response) -> str:
-    """The same on one line of at most 200 characters, or where another URL is."""
+    """The server's message on one line of at most 200 characters; of a redirect, the other URL."""
     if reply.is_redirect:
         return f"it redirects to {reply.headers['Location'][:200]}; write the URL of that API"
     error = _error(reply)

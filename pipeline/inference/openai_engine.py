@@ -92,7 +92,7 @@ class OpenAIEngine:
         return messages(self._prompt, decode(document), part.question or "")
 
     def begin_shard(self) -> None:
-        """Another shard is labelled; what was answered for the one before may be of use."""
+        """Begins a shard; answers that were paid for the shard before may be used again."""
         self._of_shard = Usage()
         self.client.journal.begin()
 
@@ -102,7 +102,7 @@ class OpenAIEngine:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What a label file of the shard says of its answers."""
+        """The metadata of the shard's label files about their answers."""
         own, usage = self.client.model, self._of_shard
         return {
             "engine": f"openai {own.base_url}",

@@ -86,11 +86,11 @@ def _short_windows(model: LoadedModel) -> Iterator[None]:
 def tree_error(model: LoadedModel) -> float:
     """The relative error of questions' states and logits against independent prompts.
 
-    The document is longer than the windows, which are shortened for it. One question has one
-    token, where a recurrent state that was lost shows most. A longer document is read by the first
-    layers, with windows as they are and shortened. A model that sees images reads two of
-    different sizes in one batch, too. Relative: the norm of the difference over the norm of the
-    states, or of the logits, whichever is larger.
+    The document is longer than the windows, which are shortened for it. One question has one token,
+    which makes the error of a lost recurrent state largest. A longer document is read by the first
+    layers, with windows as they are and shortened. A model that sees images reads two of different
+    sizes in one batch, too. Relative: the norm of the difference over the norm of the states, or of
+    the logits, whichever is larger.
     """
     ids = _proof_ids(model, 36 + _PROVED_WINDOW * bool(model.windows - {None}))
     prefix, text = ids[:5], ids[12:]

@@ -24,7 +24,7 @@ Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
 OUT_OF_MEMORY = "error:out of memory, even alone"
-# What a chunk costs beside its own tokens: those of its questions, roughly.
+# The tokens of a chunk's questions, roughly, which are added to its own as its cost.
 _CHUNK_TOKENS = 100
 
 NO_LABEL = "error:no label has a probability"

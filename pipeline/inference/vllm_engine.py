@@ -30,7 +30,7 @@ from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.labels.scoring import LabelScorer
 from pipeline.inference.schedules.batching import Usage
 
-# Prompts that vLLM gets at once, on a CPU and on GPUs, which stand idle at the end of each call.
+# Prompts that vLLM gets at once, on a CPU and on GPUs, which are idle at the end of each call.
 _PROMPTS_AT_ONCE = {"cpu": 512, "cuda": 4_096}
 GENERATED_TOKENS = 1
 _MOST_TOKENS = 128  # whose log-probabilities it gives for one prompt
@@ -60,7 +60,7 @@ class VllmEngine:
         self._at_once = _PROMPTS_AT_ONCE[device]
 
     def close(self) -> None:
-        """Gives the device's memory back."""
+        """Frees the device's memory."""
         from vllm.distributed import cleanup_dist_env_and_memory
 
         self._llm.llm_engine.engine_core.shutdown()
@@ -203,7 +203,7 @@ def load_vllm(
 
 
 def _reason(error: Exception) -> str:
-    """The line of an error that says what is wrong."""
+    """The line of an error with the cause."""
     if isinstance(error, ValidationError):  # — its last line is the address of a manual
         return str(error.errors()[0]["msg"])
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]

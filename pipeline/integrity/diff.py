@@ -26,7 +26,7 @@ from pipeline.spec.gold import PublishSpec
 from pipeline.stores.store import Store
 
 SHOWN_FAILURES = 20
-USUAL_PSI = 0.1  # below it, by convention, is no shift
+USUAL_PSI = 0.1  # by convention, a smaller value is no shift
 USUAL_LIMITS = PublishSpec(max_psi=USUAL_PSI, max_flip_rate=0.05, max_failing=0.05)
 # The logarithm of an empty bin is infinite. A count of 0.5 replaces 0 (Jeffreys' prior).
 EMPTY_COUNT = 0.5
@@ -132,7 +132,7 @@ def compare(store: Store, before: Contents, after: Contents) -> Comparison:
         duckdb.connect(f"{folder}/sides.duckdb") as connection,
     ):
         for side, of in (("a", before), ("b", after)):
-            # — a task may be called like a word of SQL or like another name here
+            # — a task's name may be a keyword of SQL or another name of the query
             fields = (
                 f'{_labels_sql(t, of.tasks[t])} as {t}_labels, "{t}".status as {t}_status'
                 for t in common

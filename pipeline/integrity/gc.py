@@ -1,9 +1,9 @@
 """Garbage collection: removes what no kept snapshot needs. Entry point: `collect_garbage`.
 
-The only code that deletes results. One rule for all objects: what the last snapshots of each spec
-name stays, and so does what is young, whoever made it, with all that either needs to be read. So
-gc needs neither the input nor the model, and several specs can share an output. Objects with keys
-that assay does not write are left alone.
+The only code that deletes results. One rule for all objects: those that the last snapshots of each
+spec name are kept, and young ones of any spec, with everything that is needed to read them. So gc
+needs neither the input nor the model, and several specs can share an output. Objects with keys that
+assay does not write are left alone.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class GcResult:
 
 @dataclass(slots=True)
 class _Snapshots:
-    """What the snapshots of an output say."""
+    """The keys, versions and shards that the snapshots of an output name."""
 
     kept: list[int] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)  # named by kept snapshots, and their own
@@ -92,8 +92,8 @@ def collect_garbage(
     older_than_days: float,
     store: Store | None = None,
 ) -> GcResult:
-    """What the output holds and nothing needs; removed if `delete`. Without `keep`, all snapshots
-    are kept, and nothing may be deleted.
+    """The objects of the output that nothing needs; removed if `delete`. Without `keep`, all
+    snapshots are kept, and nothing may be deleted.
 
     Objects younger than `older_than_days` are kept, by the store's clock if any are deleted.
     `store` is the spec's output, if it is open already. No model is read. RefusedError if objects
@@ -125,7 +125,7 @@ def collect_garbage(
 def _unneeded(
     output: Store, stored: Mapping[str, StoredObject], keep: float, oldest_s: float
 ) -> tuple[GcResult, pa.Table | None]:
-    """What nothing needs of the stored objects, before any is deleted.
+    """The stored objects that nothing needs, before any is deleted.
 
     Also the counts with which their log begins again, if more than half of it is of files that go.
     """

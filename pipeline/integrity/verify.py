@@ -150,9 +150,9 @@ def _damaged_specs(store: Store, tasks: Mapping[str, SnapshotTask]) -> Iterator[
 
 
 def wrong_certificates(store: Store, snapshot: Contents) -> Iterator[Damage]:
-    """What the certificates of the snapshot say and the stored answers do not.
+    """A damage for each certificate of the snapshot that the stored answers do not confirm.
 
-    It is not computed again where the snapshot has not all shards that it is about.
+    A certificate is not computed again if the snapshot has other shards than it is about.
     """
     shards = hash_of(shard.sid for shard in snapshot.shards)
     for task, certificate in snapshot.certificates.items():
@@ -183,7 +183,7 @@ def wrong_certificates(store: Store, snapshot: Contents) -> Iterator[Damage]:
 
 
 def _computed(store: Store, snapshot: Contents, certificate: Certificate) -> Proof:
-    """What the stored answers prove of the certificate's rule, and of the more careful ones."""
+    """The proof of the certificate's rule and of more careful ones, from the stored answers."""
     of_task, kind = snapshot.tasks[certificate.task], _kind(snapshot, certificate.task)
     judged = Judged.of(of_task.labels, kind, certificate.promise)
     # The rows of the second half, of each shard that has documents of the sample.
@@ -264,29 +264,29 @@ def _check_shard(
         if answers is None or documents is None:
             continue
         if where := _differing(answers.column("doc_id"), documents.column("doc_id")):
-            what = f"doc_id is not in the order of {shard.documents.key}: {where}"
-            damages.append(_damage(shard.labels[task], what))
+            reason = f"doc_id is not in the order of {shard.documents.key}: {where}"
+            damages.append(_damage(shard.labels[task], reason))
     origin = None if documents is None else _shard_in(documents)
     if documents is None or origin is None or shard.sid != origin.id:
         return _CheckedShard(tuple(damages))
     version = origin.version
     columns = Columns(version.text_column, version.id_column, version.image_column, version.quoted)
-    # — without the view: the path of a table's data file finds the file alone
+    # — without the view: a data file of a table is found by its path alone
     own = replace(version, view=None)
     if all(replace(item.version(columns), view=None) != own for item in inputs[shard.path]):
         return _CheckedShard(tuple(damages), changed=shard.path)
     compared = ["doc_id", "content_hash"]
     read = read_documents(origin, options)
-    again = pa.concat_tables(part.select(compared) for part in read)
+    read_again = pa.concat_tables(part.select(compared) for part in read)
     for column in compared:
-        if where := _differing(documents.column(column), again.column(column)):
-            what = f"{column} differs from {shard.path}, from row {shard.start_row}: {where}"
-            damages.append(_damage(shard.documents, what))
+        if where := _differing(documents.column(column), read_again.column(column)):
+            reason = f"{column} differs from {shard.path}, from row {shard.start_row}: {where}"
+            damages.append(_damage(shard.documents, reason))
     return _CheckedShard(tuple(damages), read_again=shard.rows)
 
 
-def _damage(file: NamedFile, what: str) -> Damage:
-    return Damage(file.key, what, remedy(file.key))
+def _damage(file: NamedFile, reason: str) -> Damage:
+    return Damage(file.key, reason, remedy(file.key))
 
 
 def _checked(
@@ -308,23 +308,23 @@ def _checked(
     except UnavailableError:
         raise
     except (StorageError, KeyError) as error:
-        what = str(error).removeprefix(f"{store.url}/{file.key}: ")
-        damages.append(_damage(file, what.removesuffix(f"; {remedy(file.key)}")))
+        reason = str(error).removeprefix(f"{store.url}/{file.key}: ")
+        damages.append(_damage(file, reason.removesuffix(f"; {remedy(file.key)}")))
         return None
     if table.num_rows != shard.rows:
-        what = f"has {table.num_rows} rows; {shard.rows} were published"
-        damages.append(_damage(file, what))
+        reason = f"has {table.num_rows} rows; {shard.rows} were published"
+        damages.append(_damage(file, reason))
     key, metadata, origin = parse_key(file.key), metadata_of(table), _shard_in(table)
     if key is None or (key.task, key.fp, key.sid) != (task or "", fp or "", shard.sid):
         damages.append(_damage(file, f"is not a key of shard {shard.sid}"))
-    for name, found, expected in (
+    for name, actual, expected in (
         ("task", metadata.get("task"), task),
         ("fp", metadata.get("fp"), fp),
         ("shard", origin and origin.id, shard.sid),
     ):
-        if found != expected:
-            what = f"its metadata says {name} {found!r}, and its key says {expected!r}"
-            damages.append(_damage(file, what))
+        if actual != expected:
+            reason = f"its metadata has {name} {actual!r}, and its key has {expected!r}"
+            damages.append(_damage(file, reason))
     return table
 
 

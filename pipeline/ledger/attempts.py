@@ -1,7 +1,7 @@
 """Markers below `attempts/`. Entry points: `Attempts.run`, `in_use` and `shown_to_workers`.
 
 A worker creates a marker before it labels a range of rows and deletes it afterwards. A marker that
-remains shows that the worker died, or that it met an error that no store explains: the next attempt
+remains shows that the worker died, or that it had an error that is not a store's: the next attempt
 splits its rows sixteen ways, until one row is left. A preempted machine also leaves markers, at
 whatever rows it was: so a success deletes all markers of its range, and a row is quarantined only
 after several deaths in sequence, alone. Reading and committing are steps of all documents together:
@@ -45,7 +45,7 @@ IN_USE = f"{ATTEMPTS}in-use/"
 SHOWN = f"{ATTEMPTS}shown-to-workers-"
 RUN, GC = "run", "gc"  # who uses the output
 RENEWED_AFTER_S = 60.0
-# Longer than a store or a machine hesitates: after a crash, `gc` waits this long.
+# Longer than a store or a machine pauses: after a crash, `gc` waits this long.
 ENDED_AFTER_S = 600.0
 
 FAN_OUT = 16
@@ -53,7 +53,7 @@ FAN_OUT = 16
 # of a shard of one row needs as many as both, like a row of any other shard.
 DEATHS_OF_A_SHARD = 2
 DEATHS_OF_A_ROW = 3
-# Two deaths in other runs count as one: who kills a driver kills its workers, too.
+# Two deaths in other runs count as one: killing a driver also kills its workers.
 OTHER_RUNS_DEATHS = 2
 # More than for a row, because these fail a shard: a machine short of memory kills several times.
 DEATHS_OF_A_STEP = 5
@@ -189,7 +189,7 @@ def shown_to_workers(store: Store) -> Iterator[str]:
 def check_shown(store: Store, key: str) -> None:
     """StorageError unless this machine sees the driver's object, if the store is a local folder.
 
-    The same path may be another folder here. An empty key asks for nothing.
+    The same path may be another folder here. With an empty key, nothing is checked.
     """
     try:
         if key and "://" not in store.url:
@@ -218,7 +218,8 @@ def in_use(store: Store, by: str = RUN) -> Iterator[None]:
 
     def renew() -> None:
         while not ended.wait(RENEWED_AFTER_S):
-            # — what the run does next fails, too, or the next renewal; who begins now ends itself
+            # — after a StorageError the run's next request or the next renewal fails, too. A
+            # command of the other kind that starts now sees this mark, and ends
             with suppress(StorageError, RefusedError):
                 mark()
                 store.delete(marks[:-1])
@@ -231,7 +232,7 @@ def in_use(store: Store, by: str = RUN) -> Iterator[None]:
     try:
         _look_for_others(store, by, marks, named)
         yield
-    except UnavailableError:  # the store would not answer now, either: the mark expires
+    except UnavailableError:  # the store cannot delete the mark now: it expires
         marks.clear()
         raise
     finally:
@@ -261,7 +262,7 @@ def _look_for_others(store: Store, by: str, own: Collection[str], named: set[str
         )
     for mark in recent if by == RUN else ():
         with suppress(StorageError):  # it has ended
-            if (who := store.read(mark.key).decode()) not in named:
-                named.add(who)
+            if (other_run := store.read(mark.key).decode()) not in named:
+                named.add(other_run)
                 text = "%s: another run (%s) writes to this output, or was killed a few minutes ago"
-                logger.warning(f"{text}; both read the same documents", store.url, who)
+                logger.warning(f"{text}; both read the same documents", store.url, other_run)

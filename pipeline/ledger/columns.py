@@ -31,7 +31,7 @@ LABELS_TYPE = pa.list_(pa.field("element", pa.string()))
 
 
 def has_chunk(task: TaskSpec, documents: DocumentsSpec | None) -> bool:
-    """Whether the answers of a task to documents that are read so say which chunk decided."""
+    """Whether a task's answers have the chunk that decided, for documents that are read so."""
     is_chunked = documents is not None and documents.too_long == "chunk"
     return is_chunked and task.chunks == "max" and task.classifier is None
 
@@ -78,8 +78,8 @@ def labels_of(answers: pa.StructArray) -> pa.StringArray:
 def structs(table: pa.Table) -> pa.StructArray:
     """The rows of the table as structs, with strings for dictionaries."""
     types = (f.type.value_type if pa.types.is_dictionary(f.type) else f.type for f in table.schema)
-    plain = [field.with_type(kind) for field, kind in zip(table.schema, types, strict=True)]
-    return table.cast(pa.schema(plain)).to_struct_array().combine_chunks()
+    fields = [field.with_type(kind) for field, kind in zip(table.schema, types, strict=True)]
+    return table.cast(pa.schema(fields)).to_struct_array().combine_chunks()
 
 
 def with_column(rows: pa.StructArray, name: str, values: pa.Array) -> pa.StructArray:
@@ -132,7 +132,7 @@ def _from_top(
         if not top:
             continue
         known = {index[str(ranked["label"])]: float(str(ranked["p"])) for ranked in top}
-        rest = max(0.0, 1 - sum(known.values()))
-        p[row] = rest / max(1, len(labels) - len(known))
+        unranked = max(0.0, 1 - sum(known.values()))
+        p[row] = unranked / max(1, len(labels) - len(known))
         p[row, list(known)] = list(known.values())
     return p

@@ -1,4 +1,4 @@
-"""What was done to some shards, in numbers: `Counts`, and `ShardCounts` for one shard."""
+"""Counts of the work on some shards: `Counts`, and `ShardCounts` for one shard."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Counts(Counter[tuple[str, ...]]):
     """
 
     def count(self, *start: str, values: Iterable[str]) -> None:
-        """Adds one for each value, under the key that begins so and ends with the value."""
+        """Adds one for each value, under the key of `start` and the value."""
         self.update({(*start, value): count for value, count in Counter(values).items()})
 
     def by(self, *start: str) -> Counter[str]:
-        """The numbers of the keys that begin so, by their next part."""
+        """The numbers of the keys that begin with `start`, by their next part."""
         size, counted = len(start), Counter[str]()
         for key, count in self.items():
             if count and len(key) > size and key[:size] == start:
@@ -45,7 +45,7 @@ class Counts(Counter[tuple[str, ...]]):
         return counted
 
     def total_of(self, *start: str) -> int:
-        """The sum of the numbers whose keys begin so."""
+        """The sum of the numbers whose keys begin with `start`."""
         return sum(count for key, count in self.items() if key[: len(start)] == start)
 
     @property
@@ -75,7 +75,7 @@ class ShardCounts:
     error: str | None = None  # with the place of the shard, in one line
     unavailable: bool = False  # whether the error may be gone later
     bad_file: str | None = None  # the input file whose error it is; its other shards fail, too
-    ends_run: ServerError | None = None  # an error that each other shard would meet, too
+    ends_run: ServerError | None = None  # an error that every other shard would have, too
 
     @classmethod
     def of_failed(cls, work: WorkItem, error: Exception) -> ShardCounts:

@@ -73,7 +73,8 @@ class CountsLog:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        # — after an error, that is what the caller hears of; files without counts are read later
+        # — the caller gets the error of the block, not one of this write: counts that are not
+        # logged are computed later from the files
         with nullcontext() if error is None else suppress(StorageError):
             self._flush()
 
@@ -156,7 +157,7 @@ def with_known_counts(files: pa.Table, known: pa.Table) -> pa.Table:
 
 
 def object_hashes(files: pa.Table) -> pa.Array:  # [files]
-    """What finds the counts of each object, from its key and its etag."""
+    """The hash of each object's key and etag, by which its counts are found."""
     parts = [
         pa.array(map(_object_hash, *batch.to_pydict().values()), pa.binary(16))
         for batch in files.select(["key", "etag"]).to_batches(max_chunksize=_HASHED_ROWS)

@@ -202,7 +202,7 @@ def _scanner(
 
 
 def _require(package: str) -> Any:
-    """The imported package; SpecError that says how to install it."""
+    """The imported package; SpecError with the command that installs it."""
     try:
         return importlib.import_module(package)
     except ImportError as error:

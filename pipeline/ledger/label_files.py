@@ -3,8 +3,8 @@
 The files are built in memory and read back before the first is created, so an object that exists
 is whole. Its existence is the record that the shard is done.
 
-A file's metadata has a hash of the file and its key, so a file that is changed or moved afterwards
-is never read as what it was.
+A file's metadata has a hash of the file and its key, so a file that was changed or moved afterwards
+is refused.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def to_parquet(table: pa.Table, metadata: Mapping[str, str]) -> bytes:
     sink, described_table = pa.BufferOutputStream(), table.replace_schema_metadata(described)
     with pq.ParquetWriter(sink, described_table.schema, compression="zstd") as writer:
         writer.write_table(described_table)
-        # — not in the schema, whose metadata Arrow stores a second time, as base64; what is added
-        # here comes first, and all of it, so that the hash is behind the words of users
+        # — not in the schema, whose metadata Arrow stores a second time, as base64; all of it is
+        # added here, so that the hash comes after texts of users
         hash = {f"{METADATA_PREFIX}{HASH}": (_SEAL + _ZEROS).decode()}
         writer.add_key_value_metadata({**described, **hash})
     data: bytes = sink.getvalue().to_pybytes()
@@ -122,8 +122,8 @@ def verify(data: bytes, doc_ids: pa.ChunkedArray) -> None:
 
 def remedy(key: str) -> str:
     """What to do about a damaged or missing file of results."""
-    again = "assay run --retry-failed" if key.startswith(RETRIES) else "assay run"
-    return f"restore it from a copy, or delete this file, then `{again}` makes it again"
+    command = "assay run --retry-failed" if key.startswith(RETRIES) else "assay run"
+    return f"restore it from a copy, or delete this file, then `{command}` makes it again"
 
 
 def read_file(
@@ -149,14 +149,14 @@ def read_file(
     written = metadata_of(table).get(KEY, key)
     if written != key or published not in (None, sealed):
         other = f"has the hash {sealed} and was published with {published}: it is another file"
-        what = other if written == key else f"is the file {written}, under another key"
-        raise StorageError(f"{store.url}/{key}: {what}; {remedy(key)}")
+        difference = other if written == key else f"is the file {written}, under another key"
+        raise StorageError(f"{store.url}/{key}: {difference}; {remedy(key)}")
     hashed = {**(table.schema.metadata or {}), f"{METADATA_PREFIX}{HASH}": sealed}
     return table.replace_schema_metadata(hashed)
 
 
 def read_source(store: Store, key: str, columns: Sequence[str] | None = None) -> pa.Table | None:
-    """`read_file` of what saves work at best: None, with a warning, where that is a StorageError.
+    """`read_file` of a file that only saves work: None, with a warning, for a StorageError.
 
     UnavailableError if the store does not answer.
     """

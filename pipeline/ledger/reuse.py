@@ -90,6 +90,6 @@ class StoredAnswers:
 
 
 def text_identities(documents: pa.Table) -> pa.StringArray:
-    """What equal texts, and no others, share: the hash of 128 bits and the number of characters."""
+    """Values that are equal for equal texts alone: a hash of 128 bits, and the length."""
     columns = (documents.column(name).cast(pa.string()) for name in ("content_hash", "n_chars"))
     return pc.binary_join_element_wise(*columns, ":").combine_chunks()

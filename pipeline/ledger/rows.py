@@ -48,7 +48,7 @@ def wide_schema(snapshot: Contents, tasks: Sequence[str]) -> pa.Schema:
 
 
 def asked_rows(snapshot: Contents, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows about which a task of them was asked, of a run with a condition; else all rows."""
+    """The rows that a task was asked about, if the run had a condition; otherwise all rows."""
     statuses = [
         pc.struct_field(column, "status")
         for name, column in zip(rows.schema.names, rows.columns, strict=True)
@@ -96,7 +96,7 @@ def read_shard(
 def _begin(
     pool: Executor, store: Store, shard: NamedShard, schema: pa.Schema, tasks: Sequence[str]
 ) -> Callable[[], pa.RecordBatch]:
-    """Begins to read the files of a shard, all at once; what waits for its rows."""
+    """Starts to read a shard's files, all at once; returns a function that waits for its rows."""
     documents = pool.submit(read_documents_file, store, shard)
     answers = {
         task: pool.submit(_answers, store, shard, task, schema.field(task).type) for task in tasks

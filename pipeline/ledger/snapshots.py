@@ -136,7 +136,7 @@ def contents(store: Store, number: int | None = None) -> Contents:
             spec=str(content["spec"]),
             tasks={name: validated(SnapshotTask, of) for name, of in content["tasks"].items()},
             files=table_of(store, content),
-            # — it shows no answers of the documents that were not asked about
+            # — with the documents that were not asked about, which have no answers in it
             missing_rows=content["missing_rows"] + content["rows"] - asked_of(content),
             missing_files=int(content["missing_files"]),
             created_at=str(content["created_at"]),
@@ -223,7 +223,7 @@ def _parsed(store: Store, number: int, data: bytes) -> dict[str, Any]:
 
 @contextmanager
 def _parsing(store: Store, number: int) -> Iterator[None]:
-    """A snapshot without what it must have is a StorageError."""
+    """Raises a StorageError for a snapshot that lacks a field or has a wrong one."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
@@ -234,7 +234,7 @@ def _parsing(store: Store, number: int) -> Iterator[None]:
 
 
 def _content_hash(header: Mapping[str, Any], files: pa.Table) -> str:
-    """What two snapshots share exactly if they show the same work in the same objects."""
+    """A hash that is equal for two snapshots exactly if they show the same work and objects."""
     digest = hashlib.sha256(canonical_json(header))
     for batch in files.select(["key", "etag"]).to_batches(max_chunksize=GROUP_SHARDS):
         digest.update(
@@ -248,8 +248,8 @@ def _check_unchanged(
 ) -> None:
     """StorageError that names each of the files of a snapshot that is another file now.
 
-    A file of a run that began after the snapshot replaces one that somebody deleted, and is not
-    meant. `now` has the current files with their counts.
+    A file of a run that began after the snapshot replaces one that somebody deleted, and is no
+    error. `now` has the current files with their counts.
     """
     at = pc.index_in(was["key"], value_set=now["key"].combine_chunks())
     current = now.select(["hash", "since"]).take(at)
@@ -258,10 +258,10 @@ def _check_unchanged(
     for file, hash in zip(
         was.filter(other).to_pylist(), current["hash"].filter(other).to_pylist(), strict=True
     ):
-        what = f"it has the hash {hash} instead of {file['hash']}: it is another file"
-        lines.append(_changed(store, number, file, what))
-    gone = was.filter(pc.and_(at.is_null(), pc.starts_with(was["key"], RETRIES)))
-    for file in gone.to_pylist():
+        difference = f"it has the hash {hash} instead of {file['hash']}: it is another file"
+        lines.append(_changed(store, number, file, difference))
+    missing = was.filter(pc.and_(at.is_null(), pc.starts_with(was["key"], RETRIES)))
+    for file in missing.to_pylist():
         key, task = parse_key(file["key"]), file["task"]
         assert key is not None, file
         labels = done.labels[task] if done.fp.get(task) == key.fp else {}
@@ -271,10 +271,10 @@ def _check_unchanged(
     refuse(lines)
 
 
-def _changed(store: Store, number: int, file: Mapping[str, Any], what: str) -> str:
+def _changed(store: Store, number: int, file: Mapping[str, Any], difference: str) -> str:
     """What is wrong with a file that a snapshot published, and what to do."""
     of = "documents" if file["task"] is None else f"answers of task {file['task']!r}"
-    published = f"{of} that snapshot {number} published: {what}"
+    published = f"{of} that snapshot {number} published: {difference}"
     return f"{store.url}/{file['key']}: {published}; {remedy(file['key'])}"
 
 

@@ -1,8 +1,8 @@
 """Which shards have a text: `index/<number>.parquet`, from the hash of the text to the shard.
 
 Entry point: `shards_with_texts`, which joins the texts of new shards with the index, and adds what
-the index lacks. An entry says only where to look: what a documents file says counts. Without the
-index, or with a damaged one, documents files are read again; no answer depends on it.
+the index lacks. An entry is only a hint: the documents file decides. Without the index, or with a
+damaged one, documents files are read again; no answer depends on it.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ JOIN_MEMORY, JOIN_THREADS = "250MB", 4
 
 Hashes = NDArray[np.uint64]
 
-# `asked` has a row for each different text of each shard that asks; `found` has, for each of these
+# `queries` has a row for each different text of each asking shard; `matches` has, for each of these
 # texts that an object of the index has, the first of the shards with answers.
 _TABLES = """
-    create table asked (sid varchar, hash ubigint);
-    create table found (hash ubigint, source varchar);
+    create table queries (sid varchar, hash ubigint);
+    create table matches (hash ubigint, source varchar);
 """
-_ASK = "insert into asked select distinct sid, hash from entries"
+_ASK = "insert into queries select distinct sid, hash from entries"
 _FIND = """
-    insert into found select hash, min(sid) from entries
-    semi join asked using (hash) semi join sources using (sid) group by hash
+    insert into matches select hash, min(sid) from entries
+    semi join queries using (hash) semi join sources using (sid) group by hash
 """
 _JOIN = f"""
-    with known as (select hash, min(source) as source from found group by hash),
+    with known as (select hash, min(source) as source from matches group by hash),
     counted as (
         select sid, source, count(*) as texts,
             sum(count(*)) over (partition by sid) as all_texts
-        from asked left join known using (hash) group by sid, source
+        from queries left join known using (hash) group by sid, source
     )
     select sid, all_texts, source, texts from counted
     qualify row_number() over (partition by sid order by source is null, texts desc, source)
@@ -108,7 +108,7 @@ def shards_with_texts(
     read. Holds one object of the index at a time. StorageError if the disk has no space for what
     the memory cannot hold.
     """
-    found: dict[str, KnownTexts] = {}
+    known_texts: dict[str, KnownTexts] = {}
     with (
         tempfile.TemporaryDirectory(prefix="assay-texts-") as folder,
         duckdb.connect(
@@ -143,10 +143,10 @@ def shards_with_texts(
         except duckdb.Error as error:
             raise StorageError(f"the texts of new shards cannot be compared: {error}") from error
     for sid, all_texts, source, texts_of_source in rows:
-        known = found.setdefault(sid, KnownTexts(int(all_texts)))
+        known = known_texts.setdefault(sid, KnownTexts(int(all_texts)))
         if source is not None:
             known.sources[source] = texts_of_source
-    return found
+    return known_texts
 
 
 def read_texts(store: Store, sids: Iterable[str]) -> Iterator[tuple[str, Hashes]]:

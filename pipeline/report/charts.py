@@ -31,19 +31,20 @@ class Chart:
 
 
 def histograms(scores: Sequence[ScoreCounts], kind: str = "choice") -> list[Chart]:
-    """The charts of a task: of two labels the first, else the labels with most to show.
+    """The charts of a task: of two labels the first, else the labels with the most documents above
+    the lowest bar.
 
-    Of kind `multi`, the second of two labels has a chart of its own. A label has something to show
-    if one document in a hundred scores above the lowest bar.
+    Of kind `multi`, the second of two labels has a chart of its own. A label has a chart if one
+    document in a hundred scores above the lowest bar.
     """
     # — of two labels the second mirrors the first
     candidates = scores[:1] if len(scores) == 2 and kind != "multi" else scores
-    above = [sum(score.counts[1:]) for score in candidates]
-    most = sorted(range(len(candidates)), key=lambda n: -above[n])[:MOST_FIGURES]
+    above_lowest = [sum(score.counts[1:]) for score in candidates]
+    most = sorted(range(len(candidates)), key=lambda n: -above_lowest[n])[:MOST_FIGURES]
     return [
         histogram(candidates[n])
         for n in sorted(most)
-        if above[n] >= LEAST_SHARE * max(1, sum(candidates[n].counts))
+        if above_lowest[n] >= LEAST_SHARE * max(1, sum(candidates[n].counts))
     ]
 
 

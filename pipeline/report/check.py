@@ -1,4 +1,4 @@
-"""The report of `check`: a verdict, then what was found, in numbers."""
+"""The report of `check`: a verdict, then the findings, in numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ def show_findings(findings: Findings, *, prompts: bool) -> Iterator[Part]:
         *((f"  {task}", f"asked of each label: {own}") for task, own in findings.usual.items()),
         *((f"  {task}", _tokens(labels)) for task, labels in findings.label_tokens.items()),
         *((f"  {task}", _readout(facts)) for task, facts in findings.readouts.items()),
-        ("kernels", ", ".join(f"{what} by {by}" for what, by in model.processor.items()) or "vLLM"),
+        (
+            "kernels",
+            ", ".join(f"{operation} by {by}" for operation, by in model.processor.items())
+            or "vLLM",
+        ),
         ("memory", _memory(findings.memory)),
         *_differences(exactness),
     ]

@@ -1,8 +1,8 @@
 """What all reports share: consoles, safe text, tables, the log of a cluster job.
 
 A report is a function that yields its parts: tables, names with values, and lines. `printed` makes
-it print them, with each control character escaped: texts of strangers (documents, labels, paths)
-control no terminal.
+it print them, with each control character escaped: texts of others (documents, labels, paths)
+cannot control a terminal.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def is_notebook(stream: TextIO) -> bool:
 def console_on(stream: TextIO) -> Console:
     """A console that prints text as it is.
 
-    Tables are as wide as the terminal, or as COLUMNS says. Lines have no width: a command or a path
-    is in one piece. A cell of a notebook shows lines that are written over, and colours, as a
+    Tables are as wide as the terminal, or have COLUMNS columns. Lines have no width: a command or a
+    path is in one piece. A cell of a notebook shows lines that are written over, and colours, as a
     terminal does.
     """
     shown = stream.isatty() or is_notebook(stream)

@@ -306,9 +306,9 @@ def issue_grid(issues: Sequence[LabelIssue], most: int, *, texts: bool = False) 
     shown = issues[:most]
     with_texts = texts and any(issue.text is not None for issue in shown)
     left_out = len(issues) - len(shown)
-    rest = f"; {left_out:,} more in --json" if left_out else ""
+    omitted = f"; {left_out:,} more in --json" if left_out else ""
     return Grid(
-        f"gold labels that are probably wrong, the most probable first{rest}",
+        f"gold labels that are probably wrong, the most probable first{omitted}",
         ("document", "gold", "answer", *["text"] * with_texts, "p of gold", "p of answer"),
         [
             (
@@ -332,8 +332,8 @@ def filter_grid(quality: FilterQuality) -> Grid:
         of: Estimate = getattr(quality, name)
         more = "-" if of.more_labels is None else f"{of.more_labels:,}"
         rows.append((name, meaning, _share(of), f"{of.labels:,}", more))
-    enough = f"labels for +-{100 * HALF_WIDTH:g} points"
-    return Grid("the filter", ("", "", "95 % interval", "labels", f"more {enough}"), rows, texts=3)
+    goal = f"labels for +-{100 * HALF_WIDTH:g} points"
+    return Grid("the filter", ("", "", "95 % interval", "labels", f"more {goal}"), rows, texts=3)
 
 
 def filter_facts(quality: FilterQuality) -> Iterator[tuple[str, str]]:

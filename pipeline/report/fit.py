@@ -38,7 +38,7 @@ def show_fit(fit: Fit, *, spec_file: str = "SPEC") -> Iterator[Part]:
     for name, own in parts.items():
         if not all(task.in_spec for task in own):
             yield from ("", f"write into {spec_file}, task {name}:", *_keys(own[0], spec_file))
-    # — a line, because no command is broken
+    # — a string, which the console does not wrap, so that the command stays on one line
     yield from ("", f"next  assay run {shlex.quote(spec_file)}")
 
 
@@ -47,9 +47,9 @@ def _keys(task: TaskFit, spec_file: str) -> Iterator[str]:
     path = task.readout
     if task_of(task.task) != task.task:
         path = path.rpartition("/")[0]
-    near = os.path.relpath(path, os.path.dirname(spec_file) or ".")
-    if "://" not in path and not (os.path.isabs(path) and near.startswith(os.pardir)):
-        path = near
+    relative = os.path.relpath(path, os.path.dirname(spec_file) or ".")
+    if "://" not in path and not (os.path.isabs(path) and relative.startswith(os.pardir)):
+        path = relative
     keys: dict[str, str | None] = {"question": None} if task.kind == "document" else {}
     keys["readout"] = path
     lines = yaml.safe_dump(keys, sort_keys=False, width=10_000)

@@ -1,4 +1,4 @@
-"""What `assay init` found and wrote, and what to type next."""
+"""The report of `assay init`: the files, their columns, and the next commands."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def show_snapshots(result: Snapshots) -> Iterator[Part]:
     for each in result.snapshots:
         changes = [f"{task}: {', '.join(names)}" for task, names in sorted(each.changed.items())]
         parts = ((each.new_shards, "new"), (each.removed_shards, "removed"))
-        changes += [f"input: {shards(count)} {what}" for count, what in parts if count]
+        changes += [f"input: {shards(count)} {kind}" for count, kind in parts if count]
         limit = f" ({each.limit})" if each.limit else ""
         name = f"{each.snapshot:08d}{limit}"
         rows.append((name, each.published, "; ".join(changes), f"{each.documents:,}"))

@@ -167,7 +167,7 @@ def fit_progress(stream: TextIO) -> Iterator[Callable[[Progress], None]]:
 def run_progress(stream: TextIO) -> Iterator[Callable[[Progress], None]]:
     """Gives a function that shows a run's progress on the stream.
 
-    After Ctrl-C the KeyboardInterrupt says what is kept.
+    After Ctrl-C the message of the KeyboardInterrupt is `kept_line`.
     """
     latest: Progress | None = None  # with a plan
     last_line = ""  # of the plan
@@ -230,7 +230,7 @@ def work_line(planned: Plan) -> str:
 
 
 def kept_line(progress: Progress | None) -> str:
-    """What the next run finds if this run is stopped now."""
+    """The finished work that the next run reuses if this run is stopped now."""
     if progress is None or progress.plan is None or not progress.plan.work_items:
         return "nothing was lost"
     kept = f"at least {progress.committed:,} of {progress.documents:,} documents are kept"

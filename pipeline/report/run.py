@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pipeline.verbs.forecast import Forecast
     from pipeline.verbs.run import RunResult
 
-SAMPLE = 1_000  # documents to label, to know the speed
+SAMPLE = 1_000  # documents to label for an estimate of the speed
 
 
 @printed
@@ -135,7 +135,7 @@ def show_forecast(
         rows["different texts"] = f"{forecast.distinct_texts:,} in these"
     if planned.reuses:
         rows["read by the model"] = f"at most {planned.rows_for_model:,} documents; {REUSE}"
-    # — shards whose accepted documents are not known count with all of their rows
+    # — of a shard whose accepted documents are not known, all rows count
     unknown = {work.shard.id for work in planned.work_items} - planned.inside.keys()
     if planned.limit is not None and unknown:
         rows["limit"] = f"{planned.limit}: the run labels only these documents of those shards"

@@ -23,7 +23,7 @@ _SMALL = 5  # a cluster with fewer documents has outliers
 _MOST_CLUSTERS = 500
 _DIMS = 50
 _MOST_WORDS = 20_000
-_CHARS = 2_000  # of a text: its start says most about its topic
+_CHARS = 2_000  # of a text, whose start shows its topic
 _WORD = r"(?u)\w+|[^\w\s]"  # — any text has one
 
 

@@ -1,8 +1,8 @@
 """The page of a review. Entry points: `listen` and `serve`; `make_app` for tests.
 
-Every request needs the token of the address, and comes from the page itself: another Host is a
-name that points here (DNS rebinding), another Origin is another site's script. An answer is on the
-disk before its reply.
+Every request needs the token of the address, and must come from the page itself: another Host is a
+name that resolves to this machine (DNS rebinding), another Origin is another site's script. An
+answer is on the disk before its reply.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ async def serve(
 @web.middleware
 async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuses requests that are not of the page, and answers errors in words."""
-    if (reason := _stranger(request)) is not None:
+    if (reason := _refusal(request)) is not None:
         return _closed(reason) if request.path == "/" else _refused(403, reason)
     try:
         response = await handler(request)
@@ -148,7 +148,7 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     return response
 
 
-def _stranger(request: web.Request) -> str | None:
+def _refusal(request: web.Request) -> str | None:
     """Why a request is refused; None for one of the page."""
     assert request.transport is not None
     port = request.transport.get_extra_info("sockname")[1]

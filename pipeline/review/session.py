@@ -1,4 +1,4 @@
-"""One review: whom it shows which document. Entry points: `Pool` and `Session`.
+"""One review: which document each person is shown. Entry points: `Pool` and `Session`.
 
 Use a session from one thread. Another one may add documents to its pool.
 """
@@ -25,7 +25,7 @@ RESERVED_S = 600.0  # after that, a document that somebody has open is shown to 
 
 
 class RefusedAnswer(Exception):
-    """An action that the session does not take; the message says why. Nothing was written."""
+    """An action that the session refuses; the message has the reason. Nothing was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Session:
         now: Callable[[], datetime] = _now,
     ) -> None:
         self.pool, self.task, self.gold, self.options = pool, task, gold, options
-        # — a label given in view of the model's answer is no evidence about it
+        # — a label of a person who saw the model's answer is no evidence about it
         self.blind = options.blind or options.order == "audit"
         self._now = now
         self._asked: dict[str, Asked] = {}  # by person

@@ -23,7 +23,7 @@ _START = 60  # characters of a text in the history
 
 
 def task_json(session: Session, command: str) -> dict[str, Any]:
-    """What stays the same for the whole review."""
+    """The values that stay the same during the review."""
     task = session.task
     return {
         "name": task.name,
@@ -48,7 +48,7 @@ def view_json(session: Session, person: str) -> dict[str, Any]:
 
 
 def _question(task: TaskSpec) -> str:
-    """What a person reads above the names of the labels."""
+    """The text above the names of the labels."""
     if task.guide is not None:
         return task.guide
     if task.question is None:
@@ -89,7 +89,7 @@ def _progress(session: Session, person: str) -> dict[str, Any]:
         "labels": sum(each["label"] for each in counts.values()),
         "own": own.get("label", 0),
         "can_undo": bool(history),
-        "given": len(history),
+        "answers": len(history),
         "by_label": session.by_label(),
         "history": [_past(session, line) for line in history[:_HISTORY]],
         "pairs": [pair_words(each) for each in agreements(session)],
@@ -107,7 +107,7 @@ def _past(session: Session, line: GoldLine) -> dict[str, Any]:
     text = line.doc_id if row is None else session.pool.documents[row].text[:_START]
     label = line.label if isinstance(line.label, str) else ", ".join(line.label or ())
     answer = line.action if line.label is None else label or "none of the labels"
-    return {"id": None if row is None else line.content_hash, "text": text, "given": answer}
+    return {"id": None if row is None else line.content_hash, "text": text, "answer": answer}
 
 
 def pair_words(pair: Agreement) -> str:

@@ -82,8 +82,12 @@ def _free_bytes(model: LoadedModel) -> int:
 
 def _engines(reader: Reader) -> int:
     """The engines that share the memory of the model's device: a GPU has one."""
-    here = reader.placement
-    return 1 if here.device == "cuda" else max(1, min(here.actors, usable_cores() // here.threads))
+    placement = reader.placement
+    return (
+        1
+        if placement.device == "cuda"
+        else max(1, min(placement.actors, usable_cores() // placement.threads))
+    )
 
 
 def local_model(files: ModelFiles, model: ModelSpec, cache_dir: Path, send: Send = ignore) -> Path:
@@ -115,7 +119,7 @@ def reader_model(
     if reader.spec.model.engine != "assay":
         fix = "this command needs assay's own engine; write assay, or leave this out"
         raise SpecError([Problem("model.engine", fix, reader.spec.model.engine)])
-    # — the machine may have fewer cores than the cluster says; Ray sets 1 in an actor
+    # — the machine may have fewer cores than the cluster states; Ray sets 1 in an actor
     torch.set_num_threads(min(reader.placement.threads, usable_cores()))
     placement = reader.placement
     rounded_to = reader.spec.model.rounded_to if rounds else None

@@ -84,7 +84,7 @@ def read_certificates(store: Store, task: str) -> Iterator[Certificate]:
 
 
 def write_certificate(store: Store, certificate: Certificate) -> None:
-    """Writes the certificate as the task's newest one, unless that says the same."""
+    """Writes the certificate as the task's newest one, unless that has the same content."""
     if next(read_certificates(store, certificate.task), None) == certificate:
         return
     key_of = partial(certificate_key, certificate.task)

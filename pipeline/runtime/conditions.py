@@ -115,7 +115,7 @@ def check(
 def inside(
     shard: Shard, limit: str | None, documents: pa.Table, options: Options
 ) -> tuple[Bools, int]:
-    """[docs]: which documents of a shard the condition of a run accepts; how many it cannot judge.
+    """[docs]: which documents of a shard the condition of a run accepts; on how many it fails.
 
     `documents` has the columns of a documents file. A document that cannot be read has the hash of
     the empty text, and no value in the columns of the input. None accepts all documents.
@@ -138,7 +138,7 @@ def drawn_below(share: float) -> str:
 def drawn_from(limit: str, shards: Sequence[Shard]) -> tuple[Shard, ...]:
     """The shards of which the condition of a run may accept a document; one shard at least.
 
-    A sample of a large corpus has no document of most shards, whose texts nobody needs to read.
+    A sample of a large corpus has no document of most shards, whose texts need not be read.
     """
     name, _, share = limit.partition(" < ")
     if name != DRAW:
@@ -200,7 +200,7 @@ def accepted_by(
     answers: Mapping[str, pa.StructArray],  # [docs] by task that the condition names
     values: pa.Table | None,  # [docs] the columns of the input that conditions name
 ) -> tuple[Bools, int]:
-    """[docs]: which documents the condition of a task accepts, and how many it cannot judge."""
+    """[docs]: which documents the condition of a task accepts; on how many it fails."""
     assert task.when is not None, task.name
     place = spec.tasks.index(task)
     types = _types(spec.tasks[:place])
@@ -302,7 +302,7 @@ def input_columns(
                 rows += batch.num_rows
                 if rows >= count:
                     break
-    except UnreadableError:  # — the other columns may be whole
+    except UnreadableError:  # — the other columns may be intact
         check_unchanged(shard, options)
     return pa.Table.from_batches(batches, schema).slice(0, count)
 

@@ -59,7 +59,8 @@ def planned_output(spec: JobSpec, options: WorkOptions, cache_dir: Path) -> tupl
     limit, of_input = limit_of(options.sample, options.where), spec.input.storage_options
     job = limited(job_of_output(spec, store, cache_dir), limit)
     planned = plan(job, store, retry_failed=options.retry_failed, keep=False)
-    # — also shards that were read before: a documents file does not say what a condition accepts
+    # — also shards that were read before: a documents file does not have which rows a condition
+    # accepts
     shards = {work.shard.id: work.shard for work in planned.work_items if not work.retry}
     read, chosen = {}, {}
     for sid, shard in shards.items() if reads_little(shards.values()) else ():

@@ -1,8 +1,7 @@
 """Files that tasks name by a local path or an fsspec URL: readouts, thresholds, classifiers.
 
-Entry points: `find_readouts` and `find_classifiers` in the driver, which reads
-or hashes them; `load_readouts` and `read_classifier` on a worker; and `read_fitted` for the bytes
-of any such file.
+Entry points: `find_readouts` and `find_classifiers` in the driver, which reads or hashes them;
+`load_readouts` and `read_classifier` on a worker; and `read_fitted` for the bytes of any such file.
 """
 
 from __future__ import annotations
@@ -147,7 +146,7 @@ def _ask(method: str, path: str, options: Options, *, place: str, made_by: str) 
             file_system, key = file_system_at(path, options)
         except (ValueError, ImportError) as error:  # no such protocol or package
             raise SpecError([Problem(place, f"cannot be opened: {error}", path)]) from error
-        file_system.invalidate_cache()  # forgets what it listed before
+        file_system.invalidate_cache()  # of earlier listings
     local = isinstance(file_system, LocalFileSystem)
     try:
         if local:

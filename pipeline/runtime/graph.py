@@ -192,7 +192,7 @@ class ShardWorker:
     for each thread that ever used it. With more threads than cores they sleep between loops
     instead of spinning: on two cores that cost a fifth of the documents a second.
 
-    An error of the constructor is met by the first call: Ray reports an error in an actor's
+    An error of the constructor is raised by the first call: Ray reports an error in an actor's
     constructor as the death of the actor, without its class.
     """
 
@@ -245,7 +245,7 @@ class Places:
     def __init__(self, count: int) -> None:
         self._count = count
         self._free = threading.Semaphore(count)
-        # — without it, two that want all places would block each other
+        # — without it, two that wait for all places would block each other
         self._taking = threading.Lock()
 
     @contextmanager
@@ -281,8 +281,8 @@ def _worker_module() -> Any:
     wait_passively(os.environ)
     with quick_imports(*UNUSED):
         from pipeline.runtime import worker
-    gc.freeze()  # — the modules stay: to look at each object takes a third of a second
-    atexit.register(gc.unfreeze)  # — DuckDB complains of objects that are left at the end
+    gc.freeze()  # — modules are not freed: to scan their objects takes a third of a second
+    atexit.register(gc.unfreeze)  # — DuckDB reports objects that are left at the end
     return worker
 
 
@@ -316,7 +316,7 @@ def _work(work_items: Sequence[WorkItem], job: Job) -> ray.data.Dataset:
     # — of a pool that may grow, Ray Data counts those for which no machine came
     grows, engines = job.placement.grows, job.placement.actors
     context.max_consecutive_actor_init_deaths = -1 if grows else max(START_DEATHS, engines)
-    # — an engine that cannot load takes the shards along that wait for it
+    # — an engine that cannot load also fails the shards that wait for it
     context.max_errored_blocks = WAITING_SHARDS * shards_at_work(job) * engines
     context.target_max_block_size = None
     # — wrapped in Ray's own exception, a worker's error would lose its kind on the way here

@@ -1,4 +1,4 @@
-"""What a process does before it imports torch, and while it imports modules that it keeps.
+"""Settings of a process before it imports torch, and quicker imports.
 
 Entry points: `wait_passively` for the environment, and `quick_imports` around imports.
 """
@@ -23,8 +23,8 @@ UNUSED = ("scipy", "sklearn", "torchao")
 def wait_passively(environment: MutableMapping[str, str]) -> None:
     """Let OpenMP's threads sleep at barriers, unless the environment has a setting already.
 
-    By default they spin, and take the core from the very thread that they wait for if another
-    process runs there: one busy neighbour on two cores makes an engine of two threads seven times
+    By default they spin, and take the core from the thread that they wait for if another process
+    runs there: one other busy process on two cores makes an engine of two threads seven times
     slower, or two times if they sleep. The environment is read when torch is imported.
     """
     if PASSIVE.keys().isdisjoint(environment):

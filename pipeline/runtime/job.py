@@ -182,7 +182,7 @@ def make_job(
     """The job of a spec, with its models located and its tasks' fingerprints computed.
 
     A cascade has the stages and the thresholds that the output has a certificate of. Without one,
-    or where it says that nothing is saved, the last stage answers alone: the spec of the job has
+    or if by it nothing is saved, the last stage answers alone: the spec of the job has
     that stage in the task's place.
     """
     readers, raw = _readers(spec, placement, cache_dir, locate)
@@ -246,7 +246,7 @@ def _condition(
 def _check_architecture(spec: JobSpec, files: ModelFiles, places: Mapping[str, str]) -> None:
     """SpecError unless the model has a head that classifies, or sees images, where that is asked.
 
-    Tasks of labels alone ask for the head.
+    Tasks with nothing but labels need the head.
     """
     config = model_config(files, spec.model.storage_options)
     if spec.input.image is not None and not config.get("vision_config"):
@@ -298,7 +298,8 @@ def make_reader(spec: JobSpec, placement: Placement, cache_dir: Path) -> Reader:
 
 
 def reader_specs(spec: JobSpec) -> Iterator[tuple[JobSpec, dict[str, str]]]:
-    """For each reader of a spec: what it is asked, without conditions, and the places of that.
+    """For each reader, the spec of what it is asked, without conditions, and the places of its
+    keys.
 
     Stages of one number that read as much of a document by one model are answered together: the
     first ones with the other tasks. The places are those of the tasks, by name, and of the `model`
@@ -306,8 +307,8 @@ def reader_specs(spec: JobSpec) -> Iterator[tuple[JobSpec, dict[str, str]]]:
     """
     readers = [(0, spec.model, spec.documents, list[StageSpec](), {**_SHARED})]
     for index, task in enumerate(spec.tasks):
-        plain = cast(StageSpec, task.model_copy(update={"when": None}))
-        for number, stage in enumerate(task.stages or (plain,)):
+        unconditional = cast(StageSpec, task.model_copy(update={"when": None}))
+        for number, stage in enumerate(task.stages or (unconditional,)):
             place = f"tasks.{index}" + (f".cascade.stages.{number}" if task.stages else "")
             key = number, stage.model or spec.model, stage.documents or spec.documents
             same = next((each for each in readers if each[:3] == key), None)
@@ -337,7 +338,7 @@ def _reader(
 
 
 def in_format(spec: JobSpec, dtype: str) -> JobSpec:
-    """The spec with this number format where it says `auto`."""
+    """The spec with this number format in place of `auto`."""
     if spec.model.dtype != "auto":
         return spec
     return spec.model_copy(update={"model": spec.model.model_copy(update={"dtype": dtype})})

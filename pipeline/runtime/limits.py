@@ -1,7 +1,7 @@
 """What this process may use of its machine.
 
-Entry points: `usable_cores`, `available_bytes`, `usable_gpus` and `check_ulimits`. Must
-not import torch: the driver decides where a model runs without loading one.
+Entry points: `usable_cores`, `available_bytes`, `usable_gpus` and `check_ulimits`. Must not import
+torch: the driver decides where a model runs without loading one.
 
 A container, a systemd unit or a batch system limits a process by its control groups (cgroups),
 which neither `os.cpu_count` nor psutil reads. A process has a cgroup of each controller in version
@@ -39,7 +39,7 @@ ULIMITS_OF_RAY = (
 )
 # The first compute capability with products of a number format: Ampere and Ada.
 _FIRST_CAPABILITY = {"bfloat16": (8, 0), "fp8": (8, 9)}
-# torch knows CUDA_VISIBLE_DEVICES, MIG devices and the limits of a container.
+# torch applies CUDA_VISIBLE_DEVICES, MIG devices and the limits of a container.
 _ASK_TORCH = """
 import json, torch
 capabilities = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]

@@ -150,9 +150,9 @@ class Sender:
 
     def __call__(self, report: WorkerReport) -> None:
         """Takes a report, which is sent within a second unless another one follows."""
-        # — of a shard beside one that is labelled, or a GPU that hangs would not be noticed
-        beside = self._latest.phase == LABELLING and report.work != self._latest.work
-        if not (beside and report.phase in (READING, COMMITTING)):
+        # — of the shard that is labelled: later reports of others would hide a GPU that hangs
+        is_of_another_shard = self._latest.phase == LABELLING and report.work != self._latest.work
+        if not (is_of_another_shard and report.phase in (READING, COMMITTING)):
             self._latest = report
 
     def end(self, cause: AssayError | None, *, starts_again: bool = True) -> None:
@@ -186,7 +186,7 @@ def sender(post: Post | None) -> Send:
     """Sends this process's reports to the mailbox, from now until the process ends.
 
     After the limit without a sign of life the process is killed, and Ray starts another and gives
-    it the work. Without a mailbox (None) nobody reads the reports.
+    it the work. Without a mailbox (None) the reports are discarded.
     """
     if post is None:
         return ignore

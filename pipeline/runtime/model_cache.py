@@ -78,7 +78,7 @@ def cached_model(
         if _is_whole(folder, cache_dir):
             return folder
         for left in (folder, *filter(_is_left, folder.parent.glob(f"{name}.partial-*"))):
-            shutil.rmtree(left, ignore_errors=True)  # — who has mapped its files keeps them
+            shutil.rmtree(left, ignore_errors=True)  # — processes that mapped its files keep them
         require_room(folder, needed())
         written = folder.with_name(f"{name}.partial-{socket.gethostname()}-{os.getpid()}")
         written.mkdir(parents=True)
@@ -88,7 +88,7 @@ def cached_model(
             (written / SUMS).write_text("".join(sums), encoding="utf-8")
         except Exception as error:
             shutil.rmtree(written, ignore_errors=True)
-            if os.strerror(errno.ENOSPC) not in str(error):  # — safetensors has it as words alone
+            if os.strerror(errno.ENOSPC) not in str(error):  # — safetensors has it only as text
                 raise
             raise StorageError(
                 f"{folder}: the model cannot be written: the disk is full; free some space, or "
@@ -104,7 +104,8 @@ def cached_model(
 
 
 def _is_left(partial: Path) -> bool:
-    """Whether nobody writes an unfinished folder any more, by the machine and process in its name.
+    """Whether no process writes an unfinished folder any more, by the machine and process in its
+    name.
 
     Without locks, other processes of this machine may be writing.
     """

@@ -1,4 +1,4 @@
-"""What is wrong with a model's folder, by its JSON files and headers. Entry point: `check_folder`.
+"""Checks a model's folder by its JSON files and headers. Entry point: `check_folder`.
 
 The driver calls it before workers start. It reads no weights, and must not import torch.
 """
@@ -23,7 +23,7 @@ _AGAIN = "fetch the model again"
 
 
 def check_folder(folder: Path, *, engine: str = "assay") -> None:
-    """ModelError names the first file that is missing or broken, or that asks for too much."""
+    """ModelError names the first file that is missing, broken or unsupported."""
     contents = {name: _mapping(folder / name) for name in _JSON if (folder / name).is_file()}
     stored = {file.name: _tensors(file) for file in sorted(folder.glob("*.safetensors"))}
     listed = contents.get(_INDEX, {}).get("weight_map", {})

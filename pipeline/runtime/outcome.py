@@ -49,8 +49,8 @@ class Tally:
         """Takes in one shard; an error when too many rows, or too many shards in a row, failed."""
         self.add_read(counts, engines=engines)
         if counts.error is None:
-            again = _OF_ROWS if counts.sid in self._counted else ()
-            self.n.update({key: n for key, n in counts.n.items() if key[0] not in again})
+            repeated = _OF_ROWS if counts.sid in self._counted else ()
+            self.n.update({key: n for key, n in counts.n.items() if key[0] not in repeated})
             self._counted.add(counts.sid)
             outside = self.n["outside",]
             # — rows that are not read yet may be outside

@@ -48,7 +48,7 @@ _TOKEN_BYTES = 3
 # A crash costs at most a shard: about a minute of one worker at these rates.
 _SHARD_SECONDS = 60
 _FLOPS = {"cpu": 100e9, "cuda": 200e12}
-_LEAST_FLOPS = 5e9  # a second, of a thread of an old processor that others use, too
+_LEAST_FLOPS = 5e9  # a second, of a thread of an old processor that is shared
 _BYTES_PER_TOKEN = 4
 _MIN_SHARD_BYTES = 32 * 1024
 SERVER_SHARD_BYTES = 1024**2  # some hundred requests
@@ -93,7 +93,7 @@ class EngineBytes:
     own: int  # its process, its prefix and its longest document
     max_tokens: int  # of that document
     shares_weights: bool = True  # with the other engines of its machine
-    place: str = "documents"  # of what the spec says about documents
+    place: str = "documents"  # the spec's key for the length of documents
 
 
 def engine_bytes(
@@ -101,7 +101,7 @@ def engine_bytes(
 ) -> EngineBytes:
     """What an engine of the spec's model takes, in a torch dtype, for documents of full length.
 
-    `place` is what the spec says about them.
+    `place` is the spec's key for their length.
     """
     weights, own, max_tokens = files.loaded_bytes(dtype), PROCESS_BYTES, spec.documents.max_tokens
     if files.kind not in ("none", "server"):
@@ -119,7 +119,8 @@ def engine_bytes(
             kept = prefix + searches * (prefix + max_tokens)
             own += shape.engine_bytes(kept_tokens=kept, tokens=tokens)
         except (AttributeError, OSError, ValueError):
-            # — GGUF, or the family's defaults; what loads the model says what is wrong with a file
+            # — GGUF, or the family's defaults; the loader of the model reports what is wrong with a
+            # file
             width = (weights / item_bytes / _OF_WEIGHTS) ** (1 / 3)
             own += int(tokens * item_bytes * _UNKNOWN_NUMBERS * width)
     # — rounded weights are rounded in each process
@@ -142,7 +143,7 @@ def processor_formats(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     """The number formats that this machine's processors compute at speed.
 
     float32, and those of bfloat16 and int8 that are faster. int8 is also named where the system
-    does not say what its processors can do: the model is refused when it is loaded.
+    does not list the features of its processors: the model is then refused when it is loaded.
     """
     if not cpuinfo.exists():  # — which Linux alone has
         return frozenset({"float32", "int8"})
@@ -178,7 +179,7 @@ def place(model: ModelSpec, machine: Machine) -> Placement:
     """Where engines run: one a machine on CPUs, one for each `tensor_parallel` GPUs of a machine.
 
     On a CPU the engine has `model.threads` threads, or all cores. SpecError if the machine lacks
-    what the spec asks for.
+    what the spec requires.
     """
     if model.engine == "openai":  # — one actor, so that its requests and their price are bounded
         return Placement("cpu", model.dtype, actors=1, threads=1)

@@ -4,9 +4,9 @@ Entry points: `plan`, and `list_missing` to plan again; `stored_files` and `plan
 label files of the output that already answer texts of the shards with work. Opens no document. Must
 import neither torch nor Ray.
 
-Each shard takes over the answers in files of its own: to a smaller sample, or, in a retry, of the
+Each shard reuses the answers in its own files: to a smaller sample, or, in a retry, of the
 rows that did not fail. A shard that was cut since the last snapshot, of a new, edited or moved
-file, also takes those of the shards in that snapshot that have its texts. So a first run, and one
+file, also reuses those of the shards in that snapshot that have its texts. So a first run, and one
 that resumes it, reads and compares no text before it labels.
 """
 
@@ -59,7 +59,7 @@ class Plan:
     work_items: tuple[WorkItem, ...]
     distinct: int | None = None  # texts of the shards with work; None: not known
     limit: str | None = None  # the condition of the run
-    # Documents that it accepts, by shard id, where a dry run knows them.
+    # Documents that it accepts, by shard id, where a dry run has computed them.
     inside: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -202,7 +202,7 @@ def retries(job: Job, store: Store, planned: Plan) -> list[WorkItem]:
 
 @dataclass(frozen=True, slots=True)
 class StoredFiles:
-    """The label files with answers to the steps of missing tasks, and who has use for them."""
+    """The label files with answers to the steps of missing tasks, and the shards that need them."""
 
     # By version: files of it, then of others with equal raw answers; none without an answer.
     by_version: Mapping[str, tuple[Committed, ...]]
@@ -247,8 +247,8 @@ def plan_reuse(
 ) -> Plan:
     """The plan, whose work items name the label files with answers to their texts.
 
-    `texts` are the hashes of the texts of new shards, where they are known: the others take over no
-    answers of other shards. With `keep`, the output may be written; not in a dry run.
+    `texts` are the hashes of the texts of new shards, where they are known: the other shards reuse
+    only their own answers. With `keep`, the output may be written; not in a dry run.
     """
     files = chain.from_iterable(stored.by_version.values())
     answered = {sid for done in files for etags in done.labels.values() for sid in etags}
@@ -256,7 +256,7 @@ def plan_reuse(
     known = shards_with_texts(store, texts, others, keep=keep) if stored.new else {}
     left = _left_by_own_files(job, store, planned, stored)
 
-    @cache  # — work items share what they take answers from
+    @cache  # — work items share their sources
     def sources_of(task: str, version: str, sid: str) -> tuple[Source, ...]:
         files = (done.source(task, sid) for done in stored.by_version.get(version, ()))
         return tuple(source for source in files if source is not None)

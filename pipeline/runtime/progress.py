@@ -60,7 +60,7 @@ Send = Callable[[WorkerReport], None]
 
 
 def ignore(*_: object, **__: object) -> None:
-    """Takes a report that nobody reads."""
+    """Discards a report."""
 
 
 class Display:
@@ -76,7 +76,7 @@ class Display:
             return
         try:
             show(*values)
-        except Exception as error:  # — whatever a terminal or Prometheus raises, the run goes on
+        except Exception as error:  # — of a terminal or Prometheus: the run goes on
             self._failed = True
             text = "%s cannot be shown any more, and the run goes on: %s: %s"
             logger.warning(text, self._name, type(error).__name__, error)

@@ -1,6 +1,6 @@
-"""The token with which a Ray and its clients know each other.
+"""The token with which a Ray and its clients authenticate each other.
 
-Entry points: `token_mode`, and `answers_without_token` for a cluster that asks for none. Of Ray's
+Entry points: `token_mode`, and `answers_without_token` for a cluster that requires none. Of Ray's
 private names those are used that read the token's mode again.
 """
 
@@ -29,14 +29,14 @@ def token_mode(*, starts: bool = False) -> Iterator[None]:
 
     The token is that of `RAY_AUTH_TOKEN`, `RAY_AUTH_TOKEN_PATH` or `~/.ray/auth_token`, as in Ray.
     A Ray that this process starts gets a random one that is in no file, unless a variable has one.
-    `RAY_AUTH_MODE=disabled` asks for no token.
+    With `RAY_AUTH_MODE=disabled` no token is used.
 
     SpecError for a token that Ray cannot use.
     """
     mode = os.environ.get("RAY_AUTH_MODE") or "token"
     own = _token_variables(starts=starts) if mode.lower() == "token" else {}
     if os.environ.get("RAY_AUTH_MODE"):
-        os.environ.update(own)  # — what the process asked for stays, with its token
+        os.environ.update(own)  # — the mode was set before: it stays, with its token
         own = {}
     try:
         with variables(own):
@@ -77,8 +77,8 @@ def _check_token(place: str, token: str, *, starts: bool) -> None:
 
 def _read_variables_again() -> None:
     """Lets Ray's core read its environment again: it does so once, when it is imported."""
-    # — in this order: a thread of Ray that still asks for the token ends the process if the mode
-    # asks for one and there is none
+    # — in this order: a thread of Ray that still reads the token ends the process if the mode
+    # requires one and there is none
     core: Any = ray._raylet
     core.Config.initialize("")
     core.AuthenticationTokenLoader.instance().reset_cache()
@@ -99,13 +99,13 @@ def variables(values: Mapping[str, str]) -> Iterator[None]:
 def answers_without_token(place: str) -> bool:
     """Whether the cluster lists its nodes to a process without a token."""
     ask = "import sys, ray; ray._raylet.GcsClient(sys.argv[1]).get_all_node_info()"
-    stranger = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     command = [sys.executable, "-c", ask, place]
-    return subprocess.run(command, env=stranger, capture_output=True).returncode == 0
+    return subprocess.run(command, env=variables, capture_output=True).returncode == 0
 
 
 def refused_token(address: str) -> RefusedError:
-    """The error of a cluster that asks for a token and got another one, or none."""
+    """The error of a cluster that requires a token and received another one, or none."""
     fix = f"{address} refuses the token, or got none; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to "
     return RefusedError(Problem(Option("address"), f"{fix}the cluster's own"))
 

@@ -41,7 +41,7 @@ Chunks = Sequence[Sequence[Any]]  # [docs] chunks of token ids: arrays, or with 
 
 
 class LoadedReader:
-    """What answers the tasks of one reader: a model, and classifiers.
+    """The model and the classifiers of one reader, which answer its tasks.
 
     Each is loaded when it is needed first. Several threads may call its methods. `send` takes
     reports of the progress. Readers in one process share `working`, which is held while a model is
@@ -68,7 +68,7 @@ class LoadedReader:
         self._load("document_reader")
 
     def _load(self, name: str) -> None:
-        # — what is loaded waits for no other shard: one is tokenised while another is labelled
+        # — loading waits for no other shard: one is tokenised while another is labelled
         if name not in vars(self):
             with self._working:
                 getattr(self, name)
@@ -93,7 +93,7 @@ class LoadedReader:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What a label file says of the computation beside the job's own metadata."""
+        """The metadata of a label file about the computation, beside the job's own."""
         engine = vars(self).get("_engine")  # — once a document was asked about
         if isinstance(engine, OpenAIEngine):
             return engine.metadata
@@ -104,7 +104,7 @@ class LoadedReader:
         return {}
 
     def begin_shard(self) -> None:
-        """Another shard is labelled; what was answered for the one before may be of use."""
+        """Begins a shard; answers that were paid for the shard before may be used again."""
         if isinstance(engine := vars(self).get("_engine"), OpenAIEngine):
             engine.begin_shard()
 
@@ -181,7 +181,7 @@ class LoadedReader:
         identities = text_identities(documents).to_pylist()
         rules, texts = self.reader.spec.documents, documents.column("text")
 
-        @cache  # — each task asks for them
+        @cache  # — the same for each task
         def spans(row: int) -> list[tuple[int, int]]:
             return chunk_spans(self.document_reader.tokenizer, texts[row].as_py(), rules)
 

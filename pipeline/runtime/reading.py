@@ -75,9 +75,9 @@ def read_shard(job: Job, store: Store, work: WorkItem, attempts: Attempts) -> Re
         documents = read_file(store, documents_key(work.shard.id), list(DOCUMENTS_FILE_COLUMNS))
         stored_answers = StoredAnswers(store, work.shard, documents, is_retry=work.retry > 0)
         for version, sources in work.sources.items():
-            found, reused[version] = stored_answers.find(sources)
-            if found is not None:
-                stored[version] = found
+            rows, reused[version] = stored_answers.find(sources)
+            if rows is not None:
+                stored[version] = rows
     chosen, undecided = inside(work.shard, job.run.limit, documents, options)
     known = {task: _rows(store, key, documents) for task, key in work.known.items()}
     return ReadShard(work, documents, chosen, undecided, stored, reused, known)

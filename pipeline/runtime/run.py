@@ -192,7 +192,7 @@ def planning(
 
 
 def _cut_by_nodes(unable: frozenset[str], *of_object: Any, **options: Any) -> list[Shard]:
-    """What `source.cut` does, on a node of the cluster."""
+    """`source.cut` on a node of the cluster."""
     from pipeline.runtime.graph import on_a_node  # — imports Ray Data
 
     return on_a_node(partial(cut, *of_object, **options), num_cpus=1, **elsewhere(unable))
@@ -351,7 +351,7 @@ def _with_known_answers(
 
 
 def _read_small(work_items: Sequence[WorkItem], job: Job, *_: object) -> Iterator[ShardCounts]:
-    """What `read_items` does, in this process: faster for little text."""
+    """`read_items` in this process, which is faster for little text."""
     for work in work_items:
         with suppress(StorageError):  # the labelling reads it again, and names it
             yield commit_documents(job, work)

@@ -77,7 +77,7 @@ _OF_RAY = ("ray::", *_SERVICES)
 def remote_ray(address: str | None, *, insecure: bool = False) -> Iterator[bool]:
     """Whether this process is connected to a Ray in the block: to that at `address`, or before.
 
-    RefusedError for a cluster that accepts anyone, unless that is meant by `insecure`.
+    RefusedError for a cluster that accepts anyone, unless `insecure` allows that.
     """
     if address is None:
         yield ray.is_initialized()
@@ -133,9 +133,9 @@ def _answers(asked: Mapping[str, Any], nodes: Mapping[str, Any]) -> dict[str, fr
         try:
             answers[id] = ray.get(answer, timeout=max(0.0, deadline - time.monotonic()))
         except RayError as error:
-            address, why = nodes[id]["NodeManagerAddress"], str(error).partition("\n")[0]
+            address, reason = nodes[id]["NodeManagerAddress"], str(error).partition("\n")[0]
             text = "node %s cannot run a worker (%s); it is left out: look at its disk and memory"
-            logger.warning(text, address, why)
+            logger.warning(text, address, reason)
             last = error
     if not answers:
         raise last
@@ -163,14 +163,15 @@ def _refuse_open(address: str, *, insecure: bool) -> None:
     place = ray.get_runtime_context().gcs_address
     if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
         if answers_without_token(place):
-            text = f"the Ray cluster at {place} asks for no token, and no worker starts there for "
+            text = f"the Ray cluster at {place} requires no token, and no worker starts there for "
             text += "a process that has one; set RAY_AUTH_MODE=disabled, or start it with "
             raise RefusedError(Problem(Option("address"), f"{text}RAY_AUTH_MODE=token"))
         return
     if insecure or is_loopback(f"//{place}"):
         return
-    text = f"the Ray cluster at {place} asks for no token, and whoever reaches it can run programs "
-    text += "there; start it with RAY_AUTH_MODE=token, or accept the risk with --insecure-cluster"
+    text = f"the Ray cluster at {place} requires no token, and anyone who reaches it can run "
+    text += "programs there; start it with RAY_AUTH_MODE=token, or accept the risk with "
+    text += "--insecure-cluster"
     if address != "auto":
         raise RefusedError(Problem(Option("address"), text))
     logger.warning("%s", text)
@@ -242,7 +243,7 @@ def _start(*, num_cpus: int, num_gpus: int, folder: str) -> Any:
                 include_dashboard=False,
                 _node_ip_address=LOOPBACK,
                 _temp_dir=folder,
-                # — in a thread Ray warns that it sets no handler of SIGTERM, which nobody wants
+                # — in a thread, Ray warns that it sets no handler of SIGTERM; none is needed
                 logging_level=logging.ERROR,
             )
     except Exception as error:
@@ -288,14 +289,14 @@ def _ended_with_services() -> Iterator[None]:
     """Ends this process when a service of its Ray ends, as Ray does a minute later."""
     # — psutil keeps a name that it has read
     services = {each.name(): each for each in _processes_of_ray() if each.name() in _SERVICES}
-    over = threading.Event()
+    is_over = threading.Event()
 
     def watch() -> None:
-        while not over.wait(1.0):
+        while not is_over.wait(1.0):
             if ended := [name for name, each in services.items() if not _runs(each)]:
-                why = "the system may have killed it for its memory"
-                again = "run the same command again: finished shards are kept"
-                logger.error("Ray's %s has ended (%s); %s", ended[0], why, again)
+                reason = "the system may have killed it for its memory"
+                advice = "run the same command again: finished shards are kept"
+                logger.error("Ray's %s has ended (%s); %s", ended[0], reason, advice)
                 _kill_ray()
                 os._exit(StalledError.exit_code)
 
@@ -303,7 +304,7 @@ def _ended_with_services() -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
+        is_over.set()
 
 
 def _import_graph() -> None:

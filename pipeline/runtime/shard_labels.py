@@ -1,4 +1,4 @@
-"""The labels of one shard: its steps are answered one after the other, each where its condition is.
+"""The labels of one shard: its steps are answered in order, each where its condition accepts.
 
 Entry point: `ShardLabels`.
 """
@@ -43,7 +43,7 @@ from pipeline.spec.tasks import TaskSpec
 class ShardLabels:
     """Collects the answers to the missing tasks of one shard.
 
-    `readers` answer, as `Job.readers`. The shard has texts unless `asks` turns out to be false.
+    `readers` answer, as `Job.readers`. The shard must have texts if `asks` is true.
     """
 
     def __init__(self, job: Job, readers: Sequence[LoadedReader], shard: ReadShard) -> None:
@@ -85,8 +85,8 @@ class ShardLabels:
         self._met.clear()
 
     def files(self) -> tuple[list[LabelFile], Counts]:
-        """The shard's label files, of which all is answered, and its counts."""
-        # — first what a later choice of thresholds reuses: it is of no use before the shard is done
+        """The shard's label files, when all its rows are answered, and its counts."""
+        # — those of stages first, for other thresholds: no run reads them before the shard is done
         stages = [self._stage_file(step) for step in self._steps if step.thresholds is not None]
         files = [self._task_file(task) for task in self._tasks]
         self._count(files)
@@ -97,7 +97,7 @@ class ShardLabels:
         """Answers the steps about the rows from `start` to before `end`.
 
         Questions to one model whose conditions are known are answered in one reading, and
-        classifiers before them: a condition may wait for a classifier.
+        classifiers before them: a condition may depend on a classifier.
         """
         within = np.zeros(self._rows, np.bool_)
         within[start:end] = True
@@ -242,7 +242,7 @@ class ShardLabels:
         """The task's label file."""
         steps, fingerprint = self._steps_of(task.name), self._job.fingerprints[task.name]
         metadata = self._job.metadata(fingerprint, steps)
-        if len(steps) == 1:  # — the files of several stages say what answered
+        if len(steps) == 1:  # — the files of several stages have the metadata
             metadata |= self._readers[steps[0].reader].metadata
         if reused := self._shard.reused.get(steps[0].version):
             metadata[TAKEN_OVER] = str(reused)
@@ -289,7 +289,7 @@ class ShardLabels:
 def decided(step: Step, answers: pa.StructArray) -> Bools:
     """[docs]: which answered documents no later stage is asked about.
 
-    A document whose answer failed is one of them: its row says why.
+    A document whose answer failed is one of them: its status has the reason.
     """
     assert step.thresholds is not None, step.task
     labels = tuple(step.asked.labels)

@@ -75,7 +75,7 @@ class Workers:
         """Notes that documents are answered."""
         self._ends.clear()
 
-    def hear(self, letter: Letter, now_s: float) -> None:
+    def note(self, letter: Letter, now_s: float) -> None:
         """Notes a report; logs each worker that ends, and each node and cause that is left out."""
         self._at_work.pop(letter.worker, None)
         if not letter.is_last and letter.report.phase != WAITING:
@@ -113,11 +113,11 @@ class Workers:
 
     def check(self, now_s: float) -> None:
         """StalledError if no worker is at work for the limit; an error if every one fails."""
-        again = "Look at that machine, then run the same command again: finished shards are kept"
+        advice = "Look at that machine, then run the same command again: finished shards are kept"
         if len(self._ends) > MORE_ENDS + self._workers:
             end = self._ends[-1]
             if end.cause is None:
-                text = f"every worker stalls; {_end_of(end, self.limit_s)}. {again}"
+                text = f"every worker stalls; {_end_of(end, self.limit_s)}. {advice}"
                 raise StalledError(text)
             raise ModelError(f"every worker fails with: {end.cause}. Finished shards are kept")
         if self._unable is not None:
@@ -129,7 +129,7 @@ class Workers:
             last, came_s = self._last
             silent_s = now_s - came_s
             if silent_s >= self.limit_s + GRACE_S:
-                raise StalledError(f"no worker is at work; {_end_of(last, silent_s)}. {again}")
+                raise StalledError(f"no worker is at work; {_end_of(last, silent_s)}. {advice}")
 
 
 class Nodes:
@@ -149,9 +149,11 @@ class Nodes:
             if id in alive - before:
                 logger.info("node %s has joined the cluster", address)
             elif id in before - alive:
-                why = node["DeathReasonMessage"].strip().partition("\n")[0] or "no reason is known"
+                reason = (
+                    node["DeathReasonMessage"].strip().partition("\n")[0] or "no reason is known"
+                )
                 text = "node %s is gone (%s); what it had not finished runs on other nodes"
-                logger.warning(text, address, why)
+                logger.warning(text, address, reason)
 
 
 class Watch:
@@ -171,7 +173,7 @@ class Watch:
         self._committed_work: set[WorkKey] = set()
         self._at_work: dict[WorkKey, WorkerReport] = {}
         self._workers = Workers(stall_limit_s)
-        self._asking = threading.Lock()  # so that nobody asks Ray after its end
+        self._asking = threading.Lock()  # so that Ray is not called after its end
         self._nodes = Nodes()
         self._mailbox: Any = None  # the handle of an actor
         self._metrics: RunMetrics | None = None
@@ -246,25 +248,27 @@ class Watch:
 
     def check(self) -> None:
         """An error if the workers cannot go on; the graph calls it."""
-        # — without the lock: a terminal that is stopped may keep it
+        # — without the lock, which a stopped terminal may hold
         self._workers.check(time.monotonic())
 
     @contextmanager
     def mailbox(self, job: Job, plan: Plan, longest_batch_s: float) -> Iterator[Post | None]:
         """The post of the job's workers, which is read inside the block; None without Ray.
 
-        Inside the block, the run's metrics are counted, too. No worker is silent before
+        Inside the block, the run's metrics are counted, too. No worker counts as silent before
         `longest_batch_s`.
         """
         if not ray.is_initialized():
             yield None
             return
         limit_s = max(self._workers.limit_s, longest_batch_s)
-        # — by itself Ray takes any node, such as one that is cut off later
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        # — by default Ray takes any node, also one that may be cut off later
+        on_this_node = NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=True
+        )
         # — if it is lost, a new mailbox gets each worker's next report
         kept: Any = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox)
-        mailbox = kept.options(scheduling_strategy=here).remote()
+        mailbox = kept.options(scheduling_strategy=on_this_node).remote()
         workers = job.placement.actors
         post = Post(mailbox, limit_s, workers, job.run.unable)
         with self._changing:
@@ -285,11 +289,11 @@ class Watch:
         """Adds all new reports to the progress, which is announced within a second."""
         with self._changing:
             for letter in letters:
-                self._hear(letter.report)
-                self._workers.hear(letter, now_s)
+                self._note(letter.report)
+                self._workers.note(letter, now_s)
             self._workers.name_quiet(now_s, self._committed_work)
 
-    def _hear(self, report: WorkerReport) -> None:
+    def _note(self, report: WorkerReport) -> None:
         """Notes the phase of a worker, and how much of its shard it has answered."""
         if _order(self._committed.phase) < _order(report.phase) < len(WORKER_PHASES):
             self._committed = replace(self._committed, phase=report.phase)

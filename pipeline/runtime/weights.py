@@ -69,7 +69,7 @@ class ModelFiles:
 
     @property
     def id(self) -> str:
-        """Changes when any file does."""
+        """A hash that changes when any file changes."""
         return short_hash(canonical_json(dict(self.hashes)))
 
     def loaded_bytes(self, dtype: str) -> int:
@@ -103,7 +103,7 @@ def locate(model: ModelSpec, cache_dir: Path, *, downloads: bool = True) -> Mode
     if model == NO_MODEL:
         return ModelFiles("none", "", None, {}, 0)
     if model.engine == "openai":
-        # — the URL may change: it is that of a machine, and the name says what answers
+        # — the URL may change: it is that of a machine, and the name identifies the model
         named = {"model": model.path, "revision": model.revision or model.path}
         return ModelFiles("server", str(model.base_url), model.revision, named, 0)
     path = Path(os.path.expanduser(model.path))
@@ -130,7 +130,7 @@ def locate(model: ModelSpec, cache_dir: Path, *, downloads: bool = True) -> Mode
 def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
     """A local folder with the files, or the local GGUF file.
 
-    StorageError unless their content is what `locate` found.
+    StorageError unless their content has the hashes of `locate`.
     """
     if files.kind == "remote":
         needed = files.size_bytes
@@ -141,11 +141,11 @@ def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
         if files.kind == "hub":
             names = [glob.escape(name) for name in files.hashes]
             weights = [name for name in files.hashes if fnmatchcase(name, _WEIGHTS)]
-            here = (
+            cached = (
                 hub.try_to_load_from_cache(files.location, n, revision=files.revision)
                 for n in weights
             )
-            if not any(here):
+            if not any(cached):
                 require_room(Path(HF_HUB_CACHE), files.size_bytes)
             folder = _from_hub(files.location, files.revision, names)
         elif not folder.exists():
@@ -209,7 +209,7 @@ def _remote(url: str, options: Options, cache_dir: Path, downloads: bool) -> Mod
     try:
         file_system, place = file_system_at(url, options)
         infos = _root_files(file_system, place)
-        beside = file_system.cat_file(infos[SUMS]["name"]) if SUMS in infos else b""
+        sums = file_system.cat_file(infos[SUMS]["name"]) if SUMS in infos else b""
     except failures as error:
         if isinstance(error, refused) and cause_of(error) is not Cause.MISSING:
             raise as_storage_error(error, url, "read") from error
@@ -219,7 +219,7 @@ def _remote(url: str, options: Options, cache_dir: Path, downloads: bool) -> Mod
     if not sizes:
         fix = "no .safetensors file is in it; folders below it are not read"
         raise SpecError([Problem("model.path", fix, url)])
-    hashes, kept = parse_sums(beside), _cached_at(etags, cache_dir) / SUMS
+    hashes, kept = parse_sums(sums), _cached_at(etags, cache_dir) / SUMS
     if not etags.keys() <= hashes.keys() and kept.is_file():
         hashes = parse_sums(kept.read_bytes())
     if not etags.keys() <= hashes.keys():
@@ -246,7 +246,7 @@ def _root_files(file_system: AbstractFileSystem, place: str) -> dict[str, FileIn
 
 
 def _etags(infos: Mapping[str, FileInfo]) -> dict[str, str]:
-    """What the store says of the content of each file of a model."""
+    """The store's identifier of the content of each file of a model."""
     return {name: remote_etag(name, info) for name, info in infos.items() if _is_ours(name)}
 
 
@@ -324,7 +324,7 @@ def _from_hub(repo: str, revision: str | None, names: Sequence[str]) -> Path:
 
 
 def _not_on_hub(path: str, revision: str | None, reason: Exception) -> AssayError:
-    """The error of a model that the Hub does not give."""
+    """The error of a model that the Hub does not return."""
     cause = reason.__cause__ if isinstance(reason.__cause__, NOT_THERE) else reason
     fix = hub_fix(cause, path)
     if isinstance(cause, RevisionNotFoundError):

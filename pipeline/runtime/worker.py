@@ -28,7 +28,7 @@ from pipeline.stores.store import Store
 
 
 def load_readers(job: Job, *, asks: bool, send: Send = ignore) -> list[LoadedReader]:
-    """What answers, in the order in which a document passes from one to the next.
+    """The job's readers, in the order in which they read a document.
 
     With `asks` the first model and its tokenizer are loaded now. Otherwise the first document that
     needs them loads them: nothing is loaded where every answer is reused. `send` takes reports of
@@ -82,7 +82,7 @@ def label_shard(
             work.shard,
             shard.documents,
             files,
-            # — whoever read the documents has compared them with those of the documents file
+            # — the documents were compared with those of the documents file when they were read
             has_documents=not work.documents,
             since=job.run.since,
         )

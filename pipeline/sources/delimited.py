@@ -140,8 +140,8 @@ def _names_of(header: bytes, version: ObjectVersion) -> list[str]:
 def _fields_of(record: bytes, version: ObjectVersion) -> list[bytes] | None:
     """The record's fields; None if a quote is not closed.
 
-    Of a record with several lines, text behind a closing quote says so too: a quote that is not
-    closed merges lines up to the next one.
+    In a record of several lines, text after a closing quote counts as a quote that is not closed,
+    which merges lines up to the next quote.
     """
     lines = csv.reader(
         # — bytes that are not UTF-8 stay as they are; what is not closed continues on a second line

@@ -49,7 +49,7 @@ def _data_files(opened: Any, root: str) -> list[DataFile]:
     partitions = opened.metadata().partition_columns
     names, deleted = _names(opened, partitions), _deleted(opened)
     files = []
-    # — a path of the log is encoded as in a URL; what it says may be the encoded name of a folder
+    # — a path of the log is encoded as in a URL; decoded, it may be the encoded name of a folder
     for row, inside in enumerate(map(unquote, actions.column("path").to_pylist())):
         view: dict[str, Any] = {"names": names} if names else {}
         if partitions:

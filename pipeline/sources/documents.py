@@ -134,7 +134,7 @@ def _document(row: RawRow, image_of: ImageOf | None = None) -> _Document:
     if image_of is not None and problem is None:
         try:
             image = image_of(row.image)
-            # — with the length of neither, an image and a text could be another pair
+            # — a digest has a fixed length; of the bytes alone, two pairs could be equal
             encoded = b"image" + hashlib.sha256(image).digest() + encoded
         except DocumentError as error:
             problem = str(error)

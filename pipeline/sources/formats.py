@@ -64,8 +64,8 @@ def format_of(path: str) -> str | None:
     return next((format for format in formats if name.endswith(f".{format}")), None)
 
 
-# What a file may be instead of what its name says: its first bytes in lower case, what to do about
-# it, and the parts of a format that do begin so.
+# The formats that a file may have instead of its name's: the first bytes in lower case, what to do
+# about it, and the parts of the formats that do begin with these bytes.
 _CONTENTS = (
     ((LFS_POINTER,), "a Git LFS pointer; run `git lfs pull`", ()),
     ((b"<!doctype html", b"<html"), "an HTML page; download the file itself", ()),
@@ -81,7 +81,7 @@ _CONTENTS = (
 
 
 def foreign_content(path: str, format: str, options: Options) -> str | None:
-    """What a file that cannot be read is, and what to do about it; None if that is unknown."""
+    """The actual kind of a file that cannot be read, with the fix; None if it is unknown."""
     heads = []
     for opening in (opened(path, options), decompressed(path, format, options)):
         with suppress(OSError, EOFError, StorageError), opening as stream:

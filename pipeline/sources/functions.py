@@ -59,7 +59,8 @@ _TYPES = {
         timestamp_s""",
 }
 _TYPES_OF = {kind: frozenset(names.split()) for kind, names in _TYPES.items()}
-# The classes of nodes in DuckDB's parse tree that have no name, and do no more than they say.
+# The classes of nodes in DuckDB's parse tree that have no name, and have no effect beyond their
+# value.
 _CLASSES = frozenset(
     {"BETWEEN", "CASE", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT", "OPERATOR", "TYPE"}
 )
@@ -105,19 +106,19 @@ def _arguments(node: Any) -> list[Any]:
     return [argument["expression"] for argument in node.get("arguments", ())]
 
 
-def _refused_call(name: str, given: list[Any], node: Any) -> str | None:
+def _refused_call(name: str, arguments: list[Any], node: Any) -> str | None:
     if name not in ALLOWED:
         similar = get_close_matches(name, ALLOWED, n=3, cutoff=0.7)
-        such = f"similar ones are {listed(similar)}" if similar else "docs/filtering.md lists them"
-        return f"{name} is not a function that a condition may use; {such}"
+        hint = f"similar ones are {listed(similar)}" if similar else "docs/filtering.md lists them"
+        return f"{name} is not a function that a condition may use; {hint}"
     path = node.get("qualified_name", {}).get("path", [])
     if len(path) > 1:
         return f"calls {'.'.join(path)}; write {name}(...)"
-    if name == "age" and len(given) == 1:
+    if name == "age" and len(arguments) == 1:
         return "age of one time reads the clock; give it two times"
     is_json = name in _OF["json"]
     if is_json or name in _OF["pattern"]:
-        values = [_constant(argument) for argument in given[1:]]
+        values = [_constant(argument) for argument in arguments[1:]]
         constants = [value for value in values if value is not None]
         if len(constants) < len(values):
             return f"{name} needs constants after its first argument"
@@ -126,7 +127,7 @@ def _refused_call(name: str, given: list[Any], node: Any) -> str | None:
         most = {"replace": len("".join(constants[:1]).encode()), "regexp_replace": 1}.get(name)
         if most is not None and len("".join(constants[1:2]).encode()) > most:
             return f"{name} may make a text longer; write at most {most} bytes in place"
-    return _refused_text(name, given) if is_json or name in ("||", "concat") else None
+    return _refused_text(name, arguments) if is_json or name in ("||", "concat") else None
 
 
 def _constant(node: Any) -> str | None:
@@ -143,9 +144,9 @@ def _refused_cast(node: Any) -> str | None:
     )
 
 
-def _refused_text(name: str, given: Iterable[Any]) -> str | None:
+def _refused_text(name: str, arguments: Iterable[Any]) -> str | None:
     """The reason if a text is made of a list that the condition makes, and not only constants."""
-    for node in (node for argument in given for node in nodes_of(argument)):
+    for node in (node for argument in arguments for node in nodes_of(argument)):
         made = str(node.get("function_name", "")).lower()
         if made in _OF["list"] and not all(_constant(a) is not None for a in _arguments(node)):
             return f"{name} makes a text of what {made} gives; compare the list's values instead"

@@ -55,7 +55,8 @@ def _loaded(table: TablePath) -> Any:
         return load_catalog(catalog).load_table(name)
     except (NoSuchTableError, NoSuchNamespaceError, NotInstalledError, ValueError) as error:
         # — ValueError of a catalog that pyiceberg's configuration does not have
-        fix = f"write iceberg://CATALOG/NAMESPACE.TABLE, as pyiceberg knows it: {one_line(error)}"
+        fix = "write iceberg://CATALOG/NAMESPACE.TABLE of pyiceberg's configuration: "
+        fix += one_line(error)
         raise SpecError([Problem("input.path", fix, table.place)]) from error
     except Exception as error:  # — each kind of catalog has a client with its own classes
         raise UnavailableError(
@@ -97,8 +98,8 @@ def _data_files(loaded: Any, scan: Any, options: Options) -> list[DataFile]:
         )
         if values:
             view["values"] = values
-        gone = [positions[d.file_path].get(task.file.file_path) for d in task.delete_files]
-        if rows := [each for each in gone if each is not None]:
+        deleted_rows = [positions[d.file_path].get(task.file.file_path) for d in task.delete_files]
+        if rows := [each for each in deleted_rows if each is not None]:
             view["deleted"] = deletions(np.unique(np.concatenate(rows)))
         files.append(DataFile(path, view))
     return files
@@ -114,8 +115,8 @@ def _has_renamed(schema: Any, schemas: Iterable[Any]) -> bool:
     renamed = False
     for before in schemas:
         for own in before.fields:
-            had = names.get(own.field_id, own.name), ids.get(own.name, own.field_id)
-            renamed |= had != (own.name, own.field_id)
+            current = names.get(own.field_id, own.name), ids.get(own.name, own.field_id)
+            renamed |= current != (own.name, own.field_id)
         for id in set(before.field_ids) & set(schema.field_ids) - names.keys():
             was, now = (each.find_column_name(id).rpartition(".")[2] for each in (before, schema))
             if was != now:

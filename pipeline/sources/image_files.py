@@ -1,4 +1,4 @@
-"""The bytes of a row's image: the row has them, or says where they are. Entry: `image_of`."""
+"""The bytes of a row's image: the row has them, or their path. Entry: `image_of`."""
 
 from __future__ import annotations
 

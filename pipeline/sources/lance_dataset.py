@@ -1,8 +1,8 @@
 """Lance datasets: the fragments of a version, and the rows of a shard of one.
 
-Entry points: `lance_files` and `fragment_at`. The path of an object is that of the
-fragment's first data file. Its view has the fragment's id, the file of deleted rows, and where the
-columns are that a spec names: a fragment that has the same in another version keeps its shards.
+Entry points: `lance_files` and `fragment_at`. The path of an object is that of the fragment's first
+data file. Its view has the fragment's id, the file of deleted rows, and where the columns are that
+a spec names: a fragment that has the same in another version keeps its shards.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FOLDER = "/data/"  # of a dataset, with its data files
 # Few rows at a time, as of Parquet: Lance holds READ_AHEAD + 1 batches.
 BATCH_ROWS = 256
 READ_AHEAD = 2
-SAMPLE_ROWS = 1024  # of a fragment, which say how long its texts are
+SAMPLE_ROWS = 1024  # of a fragment, to estimate the length of its texts
 
 
 def lance_files(table: TablePath, options: Options) -> tuple[int, list[DataFile]]:
@@ -68,7 +68,7 @@ def _opened(
 
 
 def _view(dataset: Any, metadata: dict[str, Any]) -> dict[str, Any]:
-    """What a version says of a fragment, with all columns of the dataset."""
+    """The view of a fragment in a version, with all columns of the dataset."""
     columns: dict[str, list[list[Any]]] = {}
     for column in dataset.lance_schema.fields():
         ids = {*_ids(column)}

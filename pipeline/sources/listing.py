@@ -52,12 +52,12 @@ IN_OUTPUT = "in the output"
 class LeftOut(dict[str, set[str]]):
     """Paths below a folder or a glob that are not part of the input, by what they are."""
 
-    def add(self, what: str, path: str) -> None:
-        self.setdefault(what, set()).add(path)
+    def add(self, kind: str, path: str) -> None:
+        self.setdefault(kind, set()).add(path)
 
     def __str__(self) -> str:
         kinds = self.items()
-        return ", ".join(f"{len(paths):,} {what} (such as {min(paths)!r})" for what, paths in kinds)
+        return ", ".join(f"{len(paths):,} {kind} (such as {min(paths)!r})" for kind, paths in kinds)
 
 
 def files_at(

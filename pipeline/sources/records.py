@@ -126,7 +126,8 @@ def _segments(
     for block in chain(filter(None, blocks), [b""]):
         data = before + held + block
         start = position = len(before)
-        # — what follows a quote or a CR decides what it means, so a last one waits for its block
+        # — the meaning of a quote or a CR depends on the next byte, so a last one waits for its
+        # block
         end = len(data) - (bool(block) and data.endswith((b'"', b"\r")))
         while True:
             if in_quotes:
@@ -230,5 +231,5 @@ DELIMITERS = {"csv": b",", "tsv": b"\t"}  # by the first part of a format
 
 
 def is_quoted(format: str, stated: bool | None) -> bool:
-    """Whether a field may be in quotes: as the spec says, or else in CSV alone."""
+    """Whether a field may be in quotes: as in the spec, or else in CSV alone."""
     return format.startswith("csv") if stated is None else stated

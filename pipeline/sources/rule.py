@@ -1,7 +1,7 @@
 """SQL expressions over the columns of one document, such as a rule that chooses documents.
 
-Entry points: `Rule`; `names_in`, `fields_in` and `one_line` for what an expression says. They call
-only the functions of `functions`. DuckDB evaluates them without access to files, networks,
+Entry points: `Rule`; `names_in`, `fields_in` and `one_line` for the text of an expression. They
+call only the functions of `functions`. DuckDB evaluates them without access to files, networks,
 settings or the clock, and in UTC: they give the same values on every machine and day.
 """
 
@@ -54,7 +54,8 @@ class Expression:
         self._check(self._evaluated(pa.RecordBatch.from_arrays(nulls, schema=schema), text).type)
         columns = {name.lower(): name for name in schema.names}
         for name in _names(tree):
-            # — SQL writes what reads the clock or a setting like a column, as `current_date`
+            # — in SQL, some functions that read the clock or a setting look like columns:
+            # `current_date`
             if name.lower() not in columns:
                 fix = f"{name} is not a column; write a constant; the columns are "
                 raise self._wrong(fix + listed(schema.names))
@@ -84,9 +85,9 @@ class Expression:
     def _reason(self, error: duckdb.Error) -> str:
         """Why it cannot be evaluated, and what to write where another dialect would take it."""
         names = self._schema.names
-        for name, *rest in references(parsed(self.text, self._place)):
+        for name, *fields in references(parsed(self.text, self._place)):
             kind = self._schema.field(name).type if names.count(name) == 1 else pa.null()
-            if not rest and pa.types.is_struct(kind) and kind.get_field_index("label") >= 0:
+            if not fields and pa.types.is_struct(kind) and kind.get_field_index("label") >= 0:
                 return f"{name} has several values; write {name}.label for the answer"
             if name not in names and {*names} >= _OF_DOCUMENTS:
                 return f"{_reason(error)}; write doc.{name} for a column of the input"
@@ -113,7 +114,7 @@ class Rule(Expression):
 
 @cache
 def _sealed() -> duckdb.DuckDBPyConnection:
-    """A connection that reaches nothing outside, and computes times in UTC.
+    """A connection without access to files and networks, which computes times in UTC.
 
     It is made once, because that takes longer than most queries. It holds nothing; each query has a
     cursor of its own.

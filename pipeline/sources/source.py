@@ -120,7 +120,7 @@ def find_objects(
             objects.append(InputObject(path, info["size"], etag, format, options))
     if texts:
         path, state = file_path(file_system, place), text_state(file_system, texts, cache_dir)
-        # — only where that leaves a text out: other shards keep the ids of versions without views
+        # — only if the output has such files: a view would change the ids of the shards
         is_around = any(format_of(name) == "txt" for name in left_out.get(IN_OUTPUT, ()))
         view = DataFile(path, {WITHOUT: output}, "txt") if is_around else None
         objects.append(InputObject(path, *state, "txt", options, file=view))
@@ -159,7 +159,7 @@ def find_files(
     with fetching(path_glob), option_errors("input.storage_options", options):
         try:
             file_system, place = file_system_at(path_glob, options)
-            file_system.invalidate_cache()  # forgets what it listed before
+            file_system.invalidate_cache()  # of earlier listings
             infos = files_at(file_system, place, of_first_kind, left_out, output)
         except FileNotFoundError:
             if not _lacks_bucket(file_system, place):
@@ -202,8 +202,8 @@ def _no_file(file_system: AbstractFileSystem, place: str) -> str:
         return "names no file; in a glob, [ab] is one character: write [[] for a [ in a name"
     if isinstance(file_system, LocalFileSystem):
         folder, name = os.path.split(place)
-        beside = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-        if similar := get_close_matches(name, beside, n=1):
+        names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+        if similar := get_close_matches(name, names, n=1):
             return f"names no file; a similar name is {similar[0]!r}"
     return f"names no file; supported are {supported()}, globs and folders"
 
@@ -289,7 +289,7 @@ def read_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
                 del row  # a text may be long: it is not held while the next one is read
     except UnreadableError as error:
         broken = error
-    # — after it was read, because the object may change meanwhile
+    # — checked after reading, because the object may change meanwhile
     check_unchanged(shard, options)
     if broken is not None:
         reason = f"cannot be read: {one_line(broken.__cause__ or broken)[:REASON_CHARS]}"

@@ -1,4 +1,4 @@
-"""Opens an input object as a stream of bytes, decompressed as its format says.
+"""Opens an input object as a stream of bytes, decompressed by its format.
 
 Entry points: `opened`, `decompressed`, and `stream_at` for a shard, which continues the stream of
 an earlier one. `reading` and `fetching` translate errors.
@@ -69,10 +69,10 @@ def fetching(path: str) -> Iterator[None]:
         ) from error
 
 
-def changed(path: str, how: str = "") -> StorageError:
+def changed(path: str, reason: str = "") -> StorageError:
     """The error of an object that is another version than before; the caller raises it."""
     return StorageError(
-        f"{path}: changed while the job ran{how}; run again to label the new version"
+        f"{path}: changed while the job ran{reason}; run again to label the new version"
     )
 
 
@@ -116,7 +116,7 @@ def stream_at(version: ObjectVersion, options: Options, start: int) -> Iterator[
 
 
 class Forward(Protocol):
-    """A reader of an object that cannot go back."""
+    """A reader of an object that reads forwards only."""
 
     file: Fetched
     position: int  # in bytes or rows
@@ -183,18 +183,18 @@ class Fetched:
     def __init__(self, path: str, options: Options, *, ahead: bool = True) -> None:
         self._path = path
         self._offset = 0
-        how: Any = {} if ahead else {"cache_type": "none"}
+        cache_options: Any = {} if ahead else {"cache_type": "none"}
         with fetching(path):
             file_system, place = file_system_at(path, options)
             if isinstance(file_system, LocalFileSystem):
                 check_regular(place)
-                how = {}
-            self._open = partial(file_system.open, place, "rb", **how)
+                cache_options = {}
+            self._open = partial(file_system.open, place, "rb", **cache_options)
             self._file: BinaryIO | None = retry(self._open)
 
     def read(self, size: int = -1, /) -> bytes:
         with fetching(self._path):
-            # — a read that fails stays where it was
+            # — a failed read does not move the position
             return retry(partial(self._opened().read, size))
 
     def seek(self, offset: int, whence: int = 0, /) -> int:

@@ -82,7 +82,7 @@ def stored_files(files: Sequence[DataFile], options: Options) -> list[tuple[str,
         raise SpecError([Problem("input.path", fix, files[0].path)]) from error
     folders = {place.rpartition("/")[0]: file_system for file_system, place in places}
     for file_system in folders.values():
-        file_system.invalidate_cache()  # forgets what it listed before
+        file_system.invalidate_cache()  # of earlier listings
 
     def listed(folder: str) -> Sequence[FileInfo]:
         own: Sequence[FileInfo] = ()

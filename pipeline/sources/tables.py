@@ -53,7 +53,7 @@ class Table:
 def table_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
     """Row groups or record batches, with the text column's uncompressed size.
 
-    The batches of Arrow are read: only they know their row counts.
+    The batches of Arrow are read, because their row counts are stored in them alone.
     """
     columns = [name for name in (version.text_column, version.image_column) if name is not None]
     if version.format == "arrow":
@@ -261,13 +261,13 @@ def _check_types(version: ObjectVersion, schema: pa.Schema) -> None:
 
 
 def _complete(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """The batches; OSError after the last if they hold fewer rows than the footer says."""
+    """The batches; OSError after the last if they hold fewer rows than the footer states."""
     read = 0
     for batch in batches:
         read += batch.num_rows
         yield batch
     if read < rows:
-        raise OSError(f"its footer says {rows} rows, and its pages hold {read}")
+        raise OSError(f"its footer has {rows} rows, and its pages have {read}")
 
 
 def _batch_rows(file: Fetched, group: pq.RowGroupMetaData, columns: Names) -> int:
@@ -360,8 +360,8 @@ def _may_be_image(kind: pa.DataType) -> bool:
 def _may_be_text(kind: pa.DataType) -> bool:
     """Whether values are strings, or bytes that may be UTF-8; in one of many files, all null."""
     stored = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
-    plain = stored.value_type if types.is_dictionary(stored) else stored
-    return plain in (*_STRINGS, *_BYTES, pa.null())
+    value_type = stored.value_type if types.is_dictionary(stored) else stored
+    return value_type in (*_STRINGS, *_BYTES, pa.null())
 
 
 def _may_be_id(kind: pa.DataType) -> bool:

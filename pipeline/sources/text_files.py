@@ -57,7 +57,7 @@ def _files_of(shard: Shard, options: Options) -> tuple[AbstractFileSystem, str, 
     """The file system, the folder and the shard's files; StorageError if there are other files."""
     with fetching(shard.path):
         file_system, place = file_system_at(shard.path, options)
-        # — a preview has no version
+        # — a preview has no version, so its listing is not cached
         listed = _listed if shard.version.etag else _listed.__wrapped__
         folder, files = listed(shard.version, file_system, place)
     return file_system, folder, files[shard.piece.start_row : shard.piece.end_row]
@@ -68,7 +68,7 @@ def _listed(
     version: ObjectVersion, file_system: AbstractFileSystem, place: str
 ) -> tuple[str, list[_File]]:
     """The folder and the files of this version, listed once in a process: a shard has few."""
-    file_system.invalidate_cache()  # forgets what it listed before
+    file_system.invalidate_cache()  # of earlier listings
     files = _entries(file_system, text_infos(file_system, place, version.view))
     file_system.invalidate_cache()  # a file that is read is looked at again
     now = sum(size for _, size, _ in files), short_hash(canonical_json(files))

@@ -1,4 +1,4 @@
-"""What a version of a table says of one of its data files: its deleted rows, and its columns.
+"""The view that a version of a table has of a data file: its deleted rows, and its columns.
 
 Entry points: `DataFile`, `view_of`, and `deletions` and `constants` for the JSON of a view. A view
 is a part of the shard's identity, so it has rows and names, and not the version's number: a file
@@ -61,8 +61,8 @@ class View:
     def live_rows(self, sizes: Iterable[int]) -> list[int]:
         """Of consecutive parts of the file with these numbers of rows, the rows that remain."""
         bounds = np.cumsum([0, *sizes])
-        gone = np.diff(np.searchsorted(self.deleted, bounds))
-        return [int(rows) for rows in np.diff(bounds) - gone]
+        deleted = np.diff(np.searchsorted(self.deleted, bounds))
+        return [int(rows) for rows in np.diff(bounds) - deleted]
 
     def live(self, batches: Iterable[pa.RecordBatch], start: int) -> Iterator[pa.RecordBatch]:
         """The batches of the file from row `start` on, without the deleted rows."""

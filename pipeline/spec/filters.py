@@ -32,8 +32,8 @@ class JoinSpec(Frozen):
     path: Location
     """File, folder or glob of Parquet, CSV or JSON lines, opened with `input.storage_options`."""
     on: Literal["doc_id", "content_hash"] = "doc_id"
-    """Column of the table that says which document a row is about. Two rows about one document must
-    be equal."""
+    """Column of the table that identifies the document of a row. Two rows of one document must be
+    equal."""
 
 
 class FilterSpec(Frozen):

@@ -79,13 +79,13 @@ class GoldSpec(Frozen):
                 fix = f"{task_of(name)} also has a column for all of its labels; remove one"
                 yield ("columns", name), fix
         for value, labels in self.values.items():
-            meant = [
+            conflicting = [
                 own for p in parts.values() if len(own := {*p.labels}.intersection(labels)) > 1
             ]
             if any(all(label not in part.labels for part in parts.values()) for label in labels):
                 yield ("values", value), "no task has such a label; write GOLD_VALUE: LABEL"
-            elif meant:
-                fix = f"means {len(meant[0])} labels of one task; write the one that it means"
+            elif conflicting:
+                fix = f"means {len(conflicting[0])} labels of one task; write the one that it means"
                 yield ("values", value), fix
         yield from self._mistakes_of_scores(parts, unknown)
 

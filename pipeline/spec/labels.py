@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-# A task with more labels has no column for each of them; `top_k` says how many are kept.
+# A task with more labels has no column for each of them; `top_k` is the number that is kept.
 MOST_COLUMNS = 1_000
 # What the parts of a task of kind `multi` answer, and the texts of each.
 YES, NO = "yes", "no"
@@ -86,9 +86,9 @@ def scores_fix(labels: Sequence[str]) -> str | None:
 
 def equal_in_sql(labels: Iterable[str]) -> tuple[str, str] | None:
     """The first two labels that DuckDB takes for one column; it ignores the case of ASCII alone."""
-    seen: dict[bytes, str] = {}
+    by_lower_case: dict[bytes, str] = {}
     for label in labels:
-        other = seen.setdefault(label.encode(errors="surrogatepass").lower(), label)
+        other = by_lower_case.setdefault(label.encode(errors="surrogatepass").lower(), label)
         if other != label:
             return other, label
     return None

@@ -187,7 +187,7 @@ KeyFile = Annotated[
     str, Field(min_length=1), AfterValidator(_not_in_the_spec), AfterValidator(_from_the_spec)
 ]
 # Options of the fsspec file system that opens the path they stand beside: endpoint_url, profile,
-# anon, ... The user's fsspec and AWS settings hold where an option does not say otherwise.
+# anon, ... The user's fsspec and AWS settings apply where no option replaces them.
 StorageOptions = Annotated[
     dict[str, Any], BeforeValidator(_as_options), AfterValidator(_without_secrets)
 ]

@@ -1,4 +1,4 @@
-"""What answers: a model, or a classifier. Entry points: `ModelSpec` and `ClassifierSpec`.
+"""The model or the classifier that answers. Entry points: `ModelSpec` and `ClassifierSpec`.
 
 Also the base class of all parts of a spec, `Frozen`.
 """

@@ -187,8 +187,8 @@ def _with_lines(
     located = []
     for problem in error.problems:
         parts = problem.place.split(".")
-        above = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
-        line = next((lines[place] for place in above if place in lines), None)
+        places = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+        line = next((lines[place] for place in places if place in lines), None)
         known = line is not None or parts[0] in JobSpec.model_fields
         is_option = isinstance(problem.place, Option)  # — `tasks` is also a key
         if is_option or not known or problem.where.startswith(file):

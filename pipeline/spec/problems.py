@@ -56,12 +56,12 @@ def problems_of(error: ValidationError, content: Mapping[str, Any]) -> list[Prob
         for place, (value, fixes) in mistakes.items()
     ]
     # — a misspelt key is also missing
-    meant = {
+    suggested = {
         ".".join([*problem.place.split(".")[:-1], problem.fix.removeprefix(_WRITE)])
         for problem in problems
         if problem.fix.startswith(_WRITE)
     }
-    return [each for each in problems if each.place not in meant or each.fix != _MISSING]
+    return [each for each in problems if each.place not in suggested or each.fix != _MISSING]
 
 
 def _follows(detail: ErrorDetails, value: Any) -> bool:

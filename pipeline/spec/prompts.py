@@ -1,7 +1,7 @@
 """The text around a document: one prompt as a tree of three spans.
 
     prefix            system prompt, examples, instruction: the same for every document
-      └─ document      the text itself, never seen here
+      └─ document      its text, which this module does not have
            └─ suffix  what follows it: the question and the answer position, one per task
 
 Entry points: `prompt_text`, to which a chat template is passed as a function, and `messages` for
@@ -39,8 +39,8 @@ def prompt_text(
     prompt: PromptSpec, tasks: Sequence[TaskSpec], *, render: Render | None
 ) -> PromptText:
     """The prompt of every task; `render` is the tokenizer's chat template, if it has one."""
-    prefix, behind = _split((render or _plain)(messages(prompt, _DOCUMENT, _QUESTION)), _DOCUMENT)
-    before_question, after_question = _split(behind, _QUESTION)
+    prefix, suffix = _split((render or _plain)(messages(prompt, _DOCUMENT, _QUESTION)), _DOCUMENT)
+    before_question, after_question = _split(suffix, _QUESTION)
     space = " " if render is None else ""
     suffixes, before_labels = {}, {}
     for task in tasks:

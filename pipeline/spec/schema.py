@@ -26,7 +26,7 @@ from pipeline.spec.tasks import CascadeTask, TaskSpec
 
 Place = tuple[int | str, ...]
 JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
-IN_WORDS = {  # what an error says instead of a pattern
+IN_WORDS = {  # the words of an error in place of a pattern
     TASK_NAME: "write 1 to 63 lower case letters, digits and _, and begin with a letter",
     JOB_NAME: "write 1 to 63 letters, digits and . _ - without spaces, and begin with a letter or "
     "a digit",
@@ -155,7 +155,7 @@ class JobSpec(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _prompts_for_images(cls, content: Any) -> Any:
-        """With images, the defaults of the prompt do not speak of a text."""
+        """With images, the defaults of the prompt do not mention a text."""
         source = content.get("input") if isinstance(content, Mapping) else None
         if not isinstance(source, Mapping) or not source.get("image"):
             return content
@@ -191,7 +191,7 @@ class JobSpec(Frozen):
     def _not_read(self, task: StageSpec, place: Place) -> Iterator[Mistake]:
         """The keys of a task or a stage, or of its model, that are not read, with the fix."""
         model = task.model or self.model
-        above: Place = ("model",) if task.model is None else (*place, "model")
+        model_place: Place = ("model",) if task.model is None else (*place, "model")
         own = [key for key in ("model", "documents") if getattr(task, key) is not None]
         if own and "cascade" not in place:
             fix = "only a stage of a cascade has one of its own; write it for all tasks"
@@ -213,7 +213,7 @@ class JobSpec(Frozen):
         elif isinstance(task, EncoderTask):
             for key, is_set in {"dtype": model.rounded_to, "kv": model.kv != "none"}.items():
                 if is_set:
-                    yield (*above, key), "not supported for a sequence classifier; remove it"
+                    yield (*model_place, key), "not supported for a sequence classifier; remove it"
 
     @model_validator(mode="after")
     def _gold_is_of_the_tasks(self) -> JobSpec:

@@ -1,6 +1,6 @@
 """What one reader answers: a task of a spec, or a stage of a cascade.
 
-Entry point: `StageSpec`, a union of classes. The keys of a task say which one it is.
+Entry point: `StageSpec`, a union of classes. The keys of a task determine its class.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TASK_NAME = r"^[a-z][a-z0-9_]{0,62}$"
 DOCUMENT_COLUMNS = ("doc_id", "path", "row", "content_hash", "n_chars", "status")
 _TAKEN = (*DOCUMENT_COLUMNS, "doc")  # in SQL, the columns of the input are in `doc`
 
-# What answers a task, by the key that says so; without one of these it is a `HEAD`.
+# What answers a task, by the key that determines it; without one of these it is a `HEAD`.
 READERS = {
     "cascade": "a cascade",
     "classifier": "a classifier",
@@ -57,7 +57,7 @@ Share = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
 
 
 def _combination(task: Mapping[str, Any]) -> Literal["max", "mean"]:
-    """How a task combines the answers to chunks, unless it says so itself."""
+    """How a task combines the answers to chunks by default."""
     return "max" if len(task["labels"]) == 2 or task["kind"] == "multi" else "mean"
 
 
@@ -85,7 +85,7 @@ class DocumentsSpec(Frozen):
 
 
 class Task(Frozen):
-    """What every task has."""
+    """The keys that every task has."""
 
     name: str = Field(pattern=TASK_NAME)
     """Name of the task and of its column: lower case letters, digits and `_`."""
@@ -112,8 +112,7 @@ class Task(Frozen):
     separator: str | None = Field(default=None, min_length=1)
     """Text between the levels of hierarchical labels, such as `/`."""
     guide: Text | None = None
-    """What people read on the page of `assay review` in place of the question. It changes no
-    answer."""
+    """Text on the page of `assay review` in place of the question. It changes no answer."""
 
     @model_validator(mode="before")
     @classmethod
@@ -296,7 +295,7 @@ class EncoderTask(UnaskedTask):
 def unread_by_servers(task: StageSpec) -> Iterator[tuple[str, str]]:
     """The keys of a task that a server with the chat API cannot answer, each with the fix.
 
-    A server shows its first tokens as text alone. So the first letter says which label a token
+    A server shows its first tokens as text alone. So the first letter decides which label a token
     begins: a token may be as short as that.
     """
     if ANSWER in (task.question or ""):
@@ -320,7 +319,7 @@ def unread_by_servers(task: StageSpec) -> Iterator[tuple[str, str]]:
 
 
 def reader_of(content: Any) -> str:
-    """What answers a task with these keys, or a valid task."""
+    """The kind of reader that answers a task with these keys, or a valid task."""
     for key, reader in READERS.items():
         is_mapping = isinstance(content, Mapping)
         if (content.get(key) if is_mapping else getattr(content, key, None)) is not None:

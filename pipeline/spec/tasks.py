@@ -1,6 +1,6 @@
 """The tasks of a spec: what one reader answers, or a cascade of such stages.
 
-Entry point: `TaskSpec`, a union of classes. The keys of a task say which one it is.
+Entry point: `TaskSpec`, a union of classes. The keys of a task determine its class.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OF_THE_STAGE = ("question", "readout", "length_penalty", "beam")  # of the only
 
 
 class CascadeSpec(Frozen):
-    """A cheap answer where it is sure and the whole model's elsewhere, as each run proves."""
+    """A cheap answer where it is certain enough, else the whole model's, as each run proves."""
 
     agree: Share | None = None
     """Share of all documents that have the label of the last stage; of a score, one step beside it
@@ -53,21 +53,21 @@ class CascadeSpec(Frozen):
     threshold: Share = 0.5
     """The probability of this label from which a document is positive, as in `filter.keep`."""
     by: Text | None = None
-    """Column of the input: what is promised holds of each of its values in the sample."""
+    """Column of the input: the promise holds for each of its values in the sample."""
     confidence: Share = 0.95
     """Confidence level of the proof."""
     sample: PositiveInt | None = None
     """Documents that are drawn, which every stage answers: at most a tenth of the corpus. Default:
     2,000, or more where the promise needs more."""
     teacher: ModelSpec | None = None
-    """A model that answers in place of the spec's where the readout is not sure, and in the sample.
-    Default: the spec's model."""
+    """A model that answers in place of the spec's where the readout is uncertain, and in the
+    sample. Default: the spec's model."""
     stages: tuple[StageSpec, ...] = Field(default=(), min_length=1)
     """The stages, the cheapest first: each has a question, a readout, a classifier, or a `model` of
     its own, and maybe `labels`, with the texts or classes that mean the task's labels there, and
     `documents`, with how much of a document it reads: `{max_tokens: 256}` is its first part. A
-    stage before the last decides where it is sure. Default: a readout of an early layer, which the
-    run fits to the answers of the task's own question."""
+    stage before the last decides where it is certain enough. Default: a readout of an early layer,
+    which the run fits to the answers of the task's own question."""
 
     @model_validator(mode="before")
     @classmethod
@@ -151,15 +151,15 @@ class CascadeTask(UnaskedTask):
         cascade = content.get("cascade") if isinstance(content, Mapping) else None
         if cascade is None or (isinstance(cascade, Mapping) and cascade.get("stages")):
             return content
-        rest = {key: value for key, value in content.items() if key not in _OF_THE_STAGE}
+        of_the_task = {key: value for key, value in content.items() if key not in _OF_THE_STAGE}
         if cascade == "auto":
             cascade = {}
         if not isinstance(cascade, Mapping):
-            return rest
+            return of_the_task
         last = {key: content[key] for key in _OF_THE_STAGE if content.get(key) is not None}
         if cascade.get("teacher") is not None:
             last["model"] = cascade["teacher"]
-        return {**rest, "cascade": {**cascade, "stages": [last]}}
+        return {**of_the_task, "cascade": {**cascade, "stages": [last]}}
 
     @field_validator("cascade", mode="before")
     @classmethod

@@ -34,7 +34,7 @@ def file_system_at(path: str, options: Mapping[str, Any]) -> tuple[AbstractFileS
             raise ValueError(f"there is no such file: {one_line(error)}") from error
         except (OSError, ValueError, ImportError):
             raise
-        except Exception as error:  # — some need options, and do not say so in one way
+        except Exception as error:  # — some need options, and each reports that in another way
             if options and isinstance(error, TypeError | KeyError):
                 raise
             raise ValueError(f"{one_line(error)}; set what it needs in storage_options") from error

@@ -113,7 +113,7 @@ def _etag(status: os.stat_result) -> str:
 
 @contextmanager
 def unfinished(start: Path, mode: int = 0o666) -> Iterator[tuple[Path, BinaryIO]]:
-    """A new file whose name begins so; it is deleted at the end, unless it was renamed.
+    """A new file whose name begins with `start`; it is deleted at the end, unless it was renamed.
 
     A lock shows to `drop_unfinished` that its process is alive.
     """

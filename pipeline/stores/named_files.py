@@ -58,7 +58,7 @@ class Target:
 
     def _ask(self, method: Callable[[str], Any], done: str) -> Any:
         with storage_errors(self.url, done):
-            self.file_system.invalidate_cache()  # forgets what it listed before
+            self.file_system.invalidate_cache()  # of earlier listings
             return retry(partial(method, self.place))
 
     def write(self, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Retries of requests to object stores, and the errors of those that fail for good.
+"""Retries of requests to object stores, and the errors of those that fail permanently.
 
 Entry points: `retry` repeats a request after transient errors, `cause_of` classifies an error of
 S3, Google Cloud Storage or HTTP, and `storage_errors` turns a client's errors into assay's.
@@ -43,7 +43,7 @@ _answered = threading.Event()  # whether a store has answered this process
 
 
 class Cause(Enum):
-    """Why a request failed. Each cause asks for another reaction."""
+    """Why a request failed. Each cause needs another reaction."""
 
     EXISTS = auto()  # the object exists
     MISSING = auto()  # no such object or bucket
@@ -70,9 +70,9 @@ class RetryPolicy:
     longest_wait_s: float = 10.0
 
 
-# What clients raise for a failed request, without gcsfs. s3fs raises OSError for the S3 codes that
-# it knows, and passes botocore's or aiohttp's own error on for others. NotImplementedError is what
-# fsspec raises where a file system cannot write, or cannot list.
+# What clients raise for a failed request, without gcsfs. s3fs raises OSError for some codes of S3,
+# and passes botocore's or aiohttp's own error on for others. NotImplementedError is what fsspec
+# raises where a file system cannot write, or cannot list.
 _ERRORS = (
     OSError, NotImplementedError, boto.BotoCoreError, boto.ClientError, HttpClientError,
     HTTPException, HubClientError,
@@ -162,7 +162,8 @@ def cause_of(error: BaseException) -> Cause:
 def retry(call: Callable[[], Result], policy: RetryPolicy = RetryPolicy()) -> Result:
     """The result of the call, repeated after transient errors; its last error at the end.
 
-    Some clients try again themselves, and take for final what is not: s3fs an error 500.
+    Some clients try again themselves, and treat some transient errors as final: s3fs does so with
+    status 500.
     """
     seconds = policy.seconds if _answered.is_set() else policy.first_seconds
     retrying = Retrying(
@@ -219,7 +220,7 @@ def option_errors(place: str, options: Mapping[str, Any]) -> Iterator[None]:
 
 
 def as_storage_error(error: BaseException, place: str, done: str) -> StorageError | RefusedError:
-    """The error that says what failed and what to do; the caller raises it."""
+    """The error with what failed and what to do; the caller raises it."""
     cause, line = cause_of(error), f"{place}: cannot be {done}: {_reason(error)}"
     if cause is Cause.UNSUPPORTED:
         return RefusedError(f"{line}; use a store that honours conditional create")
@@ -239,7 +240,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _own(error: BaseException) -> BaseException:
-    """The client's error: for every failure of a web server, fsspec says that there is no file."""
+    """The client's error: fsspec reports every failure of a web server as a missing file."""
     cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
     return cause if isinstance(cause, HttpClientError | TimeoutError) else error
 

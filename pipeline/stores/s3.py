@@ -86,7 +86,7 @@ class S3Store:
     def read(self, key: str) -> bytes:
         place = f"{self.bucket}/{self._place(key)}"
         with storage_errors(f"{self.url}/{key}", "read"):
-            # — one request: with more, s3fs asks for the size first, which may be out of date
+            # — one request: with more, s3fs requests the size first, which may be out of date
             read = partial(self.file_system.cat_file, place, max_concurrency=1)
             data: bytes = retry(read, self.retry_policy)
             return data

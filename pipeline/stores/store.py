@@ -64,7 +64,7 @@ def open_store(url: str, options: Mapping[str, Any], *, place: str = "output") -
     `place` is the key or the option that has the URL, for errors. RefusedError for another kind of
     URL, and SpecError for a local path that is a file.
     """
-    scheme, separator, rest = url.partition("://")
+    scheme, separator, location = url.partition("://")
     protocol = scheme.lower() if separator else "file"
     # — imported here: a run on a local disk loads no client of an object store
     if protocol in ("s3", "s3a"):
@@ -80,7 +80,7 @@ def open_store(url: str, options: Mapping[str, Any], *, place: str = "output") -
         raise RefusedError(Problem(place, fix, url))
     from pipeline.stores.local import LocalStore
 
-    path = Path(rest) if separator else Path(os.path.abspath(os.path.expanduser(url)))
+    path = Path(location) if separator else Path(os.path.abspath(os.path.expanduser(url)))
     if not path.is_absolute():
         raise RefusedError(Problem(place, "write file:///absolute/path, three slashes", url))
     existing = next((folder for folder in (path, *path.parents) if os.path.exists(folder)), path)
@@ -99,11 +99,11 @@ def check_create_only(store: Store, *, place: str = "output", key: str = PROBE_K
         # — runs share one key, so that no keys accumulate
         store.create(key, b"the content of the first create is kept")
         before = store.read(key)
-        again = store.create(key, b"a second create: " + uuid.uuid4().bytes)
+        second_etag = store.create(key, b"a second create: " + uuid.uuid4().bytes)
         kept = store.read(key) == before
     except (RefusedError, StorageError) as error:
         raise type(error)(Problem(place, str(error))) from error
-    if again or not kept:
+    if second_etag or not kept:
         fix = f"{store.url}: a second create of {key} was not refused, so one run could overwrite "
         fix += "another's results; use a store that honours conditional create"
         raise RefusedError(Problem(place, fix))

@@ -9,7 +9,7 @@ from pydantic_core.core_schema import CoreSchema, any_schema
 
 
 class _Unchecked:
-    """A value of any type, which pydantic does not look into."""
+    """A value of any type, which pydantic does not validate."""
 
     def __get_pydantic_core_schema__(self, _type: Any, _handler: Any) -> CoreSchema:
         return any_schema()

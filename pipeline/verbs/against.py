@@ -46,7 +46,7 @@ def compared(
         store = open_store(other.output, other.storage_options)
         snapshot, _ = matching_snapshot(other, store, list(parts), cache_dir)
         answers = answers_for(other, snapshot, gold.counts.joined_by, gold.keys, parts)
-        theirs = {n: judged_rows(other, part, gold, answers)[1] for n, part in parts.items()}
+        other_judged = {n: judged_rows(other, part, gold, answers)[1] for n, part in parts.items()}
     except SpecError as error:
         at_file = Option(part=file)
         problems = [
@@ -55,7 +55,7 @@ def compared(
         ]
         raise SpecError(problems) from error
     pairs = {}
-    for name, other_rows in theirs.items():
+    for name, other_rows in other_judged.items():
         own = judged[name]
         _, rows, rows_there = np.intersect1d(
             own.gold_rows, other_rows.gold_rows, return_indices=True

@@ -1,4 +1,4 @@
-"""How good a filter is on its corpus, by a random sample of which people say drop or keep.
+"""The quality of a filter on its corpus, by a random sample that people label drop or keep.
 
 Entry points: `draw_sample` for a review, `judge_filter` for its labels. The unit is a text; each
 document with the text counts. The decisions are those of the spec's filter now, so one sample
@@ -80,9 +80,9 @@ class FilterQuality:
 def draw_sample(spec: JobSpec, options: ReviewOptions, *, cache_dir: Path) -> list[Document]:
     """A stratified random sample of the different texts of the last snapshot, in random order.
 
-    A stratum is the texts with the same decision of the filter, of the same group and with
-    similarly sure answers. Half of the sample is of dropped texts. Texts that answers were fitted
-    to are left out. The same arguments on the same snapshot give the same sample.
+    A stratum is the texts with the same decision of the filter, of the same group and with answers
+    of similar margin. Half of the sample is of dropped texts. Texts that answers were fitted to are
+    left out. The same arguments on the same snapshot give the same sample.
 
     Raises:
         SpecError: There is no filter, no text to draw, or no room for two texts of each stratum.
@@ -179,9 +179,9 @@ def _decided(
 ) -> Iterator[tuple[SnapshotRule, str, Decisions]]:
     """The filter's rule, also in words, and a view `answered` of its decisions.
 
-    The view has the documents that have an answer to each task of the rule. `unsure` is half of
-    what the least sure of these answers lacks of a margin of 1. The table `fitted` has the texts
-    that the answers were fitted to.
+    The view has the documents that have an answer to each task of the rule. `unsure` is half of 1
+    minus the smallest margin of these answers. The table `fitted` has the texts that the answers
+    were fitted to.
     """
     rule = SnapshotRule.of(spec, columns=columns)
     labelled, tasks = rule.labelled, rule.rule.tasks

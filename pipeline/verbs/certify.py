@@ -1,4 +1,4 @@
-"""A run that teaches itself: cheap answers for a cascade, and the proof of what they promise.
+"""Certificates of cascades: cheap answers are fitted on a sample, and their promise is proved.
 
 Entry point: `certify`, which a run calls before it labels. For each cascade that has no certificate
 of the current input:
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 SAMPLE, LARGEST_SHARE = 2_000, 0.1  # documents, and a share of all
 MOST_TIMES = 10  # a sample of a corpus that grew has at most 10 times the documents that it needs
-LEAST_SAVED = 0.05  # of a whole run; less does not pay for the sample
+LEAST_SAVED = 0.05  # of a whole run; less is not worth the sample
 
 
 def certify(
@@ -83,7 +83,7 @@ def certify(
         # — the share of an earlier sample stays, so that new files give it their part
         known = [own for name in due if (own := job.cascades[name]).draw <= MOST_TIMES * least]
         share = max([least, *(own.draw for own in known)])
-        again = {own.task: own for own in known if own.thresholds is not None}
+        earlier = {own.task: own for own in known if own.thresholds is not None}
         asked = (due[t.name].whole if t.name in due else t for t in spec.tasks)
         sample = Sample(
             spec.model_copy(update={"tasks": tuple(t for t in asked if t.name not in later)}),
@@ -151,8 +151,8 @@ def _certificates(
     }
     lacks = {name: why for name, own in cascades.items() if (why := own.lack())}
     made = {name: replace(cascades[name].unproved, reason=why) for name, why in lacks.items()}
-    again = {name: own for name, own in known.items() if name not in made}
-    proved = _tried(sample, cascades, again)
+    proved_before = {name: own for name, own in known.items() if name not in made}
+    proved = _tried(sample, cascades, proved_before)
     made |= {name: own for name, own in proved.items() if own.thresholds is not None}
     tokens = np.max([own.tokens for own in whole.values()], axis=0)
     has_teacher = any(task.cascade.teacher is not None for task in due.values())
@@ -209,18 +209,18 @@ class _Cascade:
     def candidate(self, texts: Texts) -> Certificate:
         """What is tried: the stages of the spec, or a readout that is fitted now.
 
-        It has a reason where nothing is worth a trial.
+        It has a reason if no readout saves enough to be tested.
         """
         if not self.task.cascade.is_auto:
             return self.unproved
         taught = teach(texts, self.task, self.whole.p[self.first_half], self.judged)
         if taught is None:
-            why = "no readout of an early layer is sure enough to save anything"
-            return replace(self.unproved, reason=why)
+            reason = "no readout of an early layer is certain enough to save anything"
+            return replace(self.unproved, reason=reason)
         return replace(self.unproved, **asdict(taught))
 
     def lack(self) -> str:
-        """Why the second half of the sample can prove nothing; ""."""
+        """Why the second half of the sample is too small for a proof; "" if it is not."""
         promise, documents = self.judged.promise, "documents"
         counted, positive = self.answered & ~self.first_half, self.judged.positive(self.whole.p)
         if positive is not None:
@@ -236,13 +236,13 @@ class _Cascade:
         drawn = ceil(1.5 * max(len(counted), 1) * needed / max(trials, 1))
         if positive is None and self.groups is None:
             drawn = 2 * needed
-        enough = f"cascade.sample: {drawn:,}"
+        remedy = f"cascade.sample: {drawn:,}"
         if drawn > LARGEST_SHARE * len(counted) / self.unproved.draw:
-            enough = f"{drawn / LARGEST_SHARE:,.0f} documents in all"
+            remedy = f"{drawn / LARGEST_SHARE:,.0f} documents in all"
         name, share = max(promise.shares.items(), key=itemgetter(1))
         return (
             f"{name} {share:g} needs {needed:,} {documents} in the second half of the sample, "
-            f"which has {trials:,}; about {enough} would be enough"
+            f"which has {trials:,}; about {remedy} would be enough"
         )
 
     def certificate(self, candidate: Certificate, stages: Sequence[Answers]) -> Certificate:

@@ -1,4 +1,4 @@
-"""Prove a spec before a run costs anything: storage, model, prompts, labels, exactness.
+"""Tests a spec before a run: storage, model, prompts, labels, exactness.
 
 Entry points: `check`, and `take_samples` for a few documents of a corpus, as the model reads them.
 Everything runs in this process, without Ray.
@@ -82,7 +82,7 @@ class ReadoutFacts:
 class AnswerFacts:
     """What the answers to one task are read from."""
 
-    fragments: Mapping[str, str]  # label -> its first token, where that says little
+    fragments: Mapping[str, str]  # label -> its first token, where that is ambiguous
     mass: float | None  # largest of the documents; None without documents, or a readout
 
 
@@ -104,7 +104,7 @@ class CheckedModel:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was found, and the proof."""
+    """The findings of a check, and the proof."""
 
     output: str
     documents: int
@@ -118,12 +118,12 @@ class Findings:
     answers: Mapping[str, AnswerFacts]  # by part of a task
     repeated_ids: int  # documents that share their id with another; of the first `ids_read`
     ids_read: int
-    usual: Mapping[str, str]  # by task of kind `multi`: its question, if it does not say {label}
+    usual: Mapping[str, str]  # by task of kind `multi`: its question, if it does not have {label}
 
     @computed_field
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Each reason why ids or answers may mean little."""
+        """Each reason why ids or answers may be unreliable."""
         return tuple(check_doubts(self))
 
 
@@ -184,7 +184,7 @@ def check(
 
 
 def _usual_questions(spec: JobSpec) -> dict[str, str]:
-    """By task of kind `multi` its question as it is asked, if the spec does not say `{label}`."""
+    """By task of kind `multi` its question as it is asked, if the spec's has no `{label}`."""
     several = ((t.name, t.question) for t in spec.model_tasks if t.kind == "multi" and t.question)
     return {name: with_slot(asked) for name, asked in several if SLOT not in asked}
 
@@ -256,7 +256,7 @@ def _prove_create_only(store: Store) -> None:
         check_create_only(store, key=key)
         store.delete([key])
     except RefusedError:
-        with suppress(StorageError):  # the first error says more
+        with suppress(StorageError):  # the first error is more specific
             store.delete([key])
         raise
     finally:
@@ -303,9 +303,9 @@ def take_samples(
     """
     step = max(1, len(shards) // max(1, count))
     spread = shards[::step]
-    rest = [shard for number, shard in enumerate(shards) if number % step]
+    further_shards = [shard for number, shard in enumerate(shards) if number % step]
     samples: list[SampledDocument] = []
-    for number, shard in enumerate([*spread, *rest]):
+    for number, shard in enumerate([*spread, *further_shards]):
         if len(samples) >= count:
             break
         share = -(-(count - len(samples)) // max(1, len(spread) - number))

@@ -159,8 +159,8 @@ def report_of(
     spec: JobSpec, quality: Evaluation | None, options: ReportOptions, *, cache_dir: Path
 ) -> CorpusReport:
     """As `corpus_report`, with an evaluation of its answers."""
-    every = FilterSpec(keep="true", on_error="keep")  # — of a spec without a filter
-    filtering = spec.model_copy(update={"filter": spec.filter or every})
+    keep_all = FilterSpec(keep="true", on_error="keep")  # — of a spec without a filter
+    filtering = spec.model_copy(update={"filter": spec.filter or keep_all})
     rule = SnapshotRule.of(filtering, options.by)
     labelled, on_error = rule.labelled, rule.rule.filter.on_error
     contents, store = labelled.contents, labelled.store
@@ -283,7 +283,7 @@ def examples(
 ) -> Iterator[ShownDocument]:
     """The documents to show: by the filter's decision, then of each task. Equal texts are one.
 
-    Of kind `multi`, the label is the least sure of those that are `scored`.
+    Of kind `multi`, the label is that with the smallest margin of those that are `scored`.
     """
     for kind, condition in ((KEPT, "not _dropped"), (DROPPED, "_dropped")):
         by_hash = _first(table, f"status = 'ok' and {condition}", "0")

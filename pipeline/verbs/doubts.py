@@ -1,4 +1,4 @@
-"""Warnings of answers that may mean nothing, each one line with what to do.
+"""Warnings of answers that may be meaningless, each one line with what to do.
 
 Entry points: `label_doubts`, for the labels that a run gave, `evaluation_doubts` and
 `shared_doubts`, for the figures of one evaluation and of several, `report_doubts`, for all of a
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from pipeline.verbs.corpus_report import CorpusReport
     from pipeline.verbs.evaluate import TaskEvaluation
 
-# With fewer documents, or a smaller share of them, one label may be an accident.
+# With fewer documents, or a smaller share of them, one label may be due to chance.
 LEAST_DOCUMENTS = 50
 CONSTANT_SHARE = 0.99
-# Below it the model would nearly always say something else, and p compares rare tokens.
+# Below it the model would nearly always generate another token, and p compares rare tokens.
 LEAST_MASS = 0.01
 
 
@@ -50,7 +50,7 @@ def label_doubts(
 
 
 def evaluation_doubts(task: TaskEvaluation) -> Iterator[str]:
-    """A line for each reason why the figures of a task mean little, or nothing."""
+    """A line for each reason why the figures of a task are unreliable or meaningless."""
     if task.chosen:
         yield (
             f"{task.task}: {task.chosen}, so the figures are not those of the corpus, and no gate "
@@ -119,7 +119,7 @@ def _nothing_judged(task: TaskEvaluation) -> str:
 
 
 def _unswapped(task: TaskEvaluation) -> str:
-    """What gives the labels the other way round."""
+    """How to swap the labels."""
     if task_of(task.task) != task.task:
         return "If the gold is right, ask in other words, or train a readout (assay fit)"
     if task.gold == "scores":

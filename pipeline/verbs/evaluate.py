@@ -93,7 +93,7 @@ class TaskEvaluation:
     @computed_field
     @property
     def swapped(self) -> bool:
-        """Whether the interval of AUROC is below .5, as where labels have each other's names."""
+        """Whether the interval of AUROC is below .5, as if two labels were swapped."""
         return self.auroc.high is not None and self.auroc.high < 0.5
 
 
@@ -125,7 +125,7 @@ class Evaluation:
     @computed_field
     @property
     def is_judged(self) -> bool:
-        """Whether the gold says anything about the answers, or about the filter."""
+        """Whether the gold judges any answers, or the filter."""
         if self.filter is not None:
             return self.filter.lacks is None
         return any(task.scores for task in self.tasks.values())
@@ -277,7 +277,7 @@ def _evaluate_task(
         thresholds=tuple(_thresholds(labels, judged, options)),
         scores=score(judged.truth, judged.p, labels, values=task.values),
     )
-    # — answers at chance say nothing about the gold
+    # — answers at chance cannot show errors of the gold
     if scored.at_chance or scored.swapped:
         return scored
     return replace(scored, mislabelled=tuple(_issues(labels, judged, gold, answers)))

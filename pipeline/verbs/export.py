@@ -89,7 +89,8 @@ def export(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -> ExportR
     """Writes the labels of the spec's last snapshot as one file, or as a folder of files.
 
     SpecError if the target exists and `overwrite` is not set, or its name has no format.
-    StorageError if columns or texts of the input are wanted and it changed after it was labelled.
+    StorageError if the export has columns or texts of the input, which changed after it was
+    labelled.
     """
     to = options.to
     assert to is not None, options
@@ -117,7 +118,7 @@ def export(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -> ExportR
 
 
 def format_of_file(to: str) -> TableFormat | None:
-    """The format of a file; None of a folder; SpecError if its name does not say so."""
+    """The format of a file; None of a folder; SpecError if its name has no such ending."""
     name = to.rpartition("/")[2].lstrip(".")
     _, dot, suffix = name.rpartition(".")
     if not dot:
@@ -230,7 +231,7 @@ def _existing_files(target: Target, table: LabelTable) -> set[str]:
         fix += "name another folder, or add --overwrite to replace its files"
         raise option_error("to", fix, target.url)
     replaced = {MANIFEST, *manifest["files"]} & existing
-    for name in sorted(replaced, key=lambda name: name == MANIFEST):  # — which names the others
+    for name in sorted(replaced, key=lambda name: name == MANIFEST):  # — last: it names the others
         target.below(name).delete()
     return existing - replaced
 

@@ -214,7 +214,7 @@ def _lacks(name: str, task: GoldTask, counts: Counter[int]) -> Iterator[str]:
                     f"{_which(name, label)} has {counts[number]} documents, and one is needed in "
                     f"each of {FOLDS} folds"
                 )
-    # — a document with a score teaches both labels, so all scores may be on one side of .5
+    # — a document with a score is a row of both labels, so all scores may be on one side of .5
     elif counts.total() < len(task.labels) * FOLDS:
         yield (
             f"task {name} has {counts.total()} documents with a score, and {len(task.labels)} are "
@@ -266,7 +266,7 @@ class _Reading:
     def fits(self, parts: Sequence[TaskSpec], paths: Mapping[str, str]) -> Iterator[TaskFit]:
         """Fits a task, or the labels of one of kind `multi`, at the better position, and writes.
 
-        The figures of that position are a little too good, because they chose it.
+        The figures of that position are slightly optimistic, because they chose it.
         """
         states = {part.name: self.states(part.name) for part in parts}
         fitted = {n: {at: fit(rows) for at, rows in of.items()} for n, of in states.items()}

@@ -87,7 +87,7 @@ def read_gold_states(
     `hold_out` of the texts is not read. SpecError if no document can be read, or a layer is wrong.
     """
     tasks = [task for task in job.spec.tasks if task.name in names]
-    # — as tasks with a readout, which needs no label tokens; the last one asks nothing
+    # — as tasks with a readout, which needs no label tokens; the last one has no question
     fitted = {"labels": {}, "readout": "of this fit"}
     asked = [task.model_copy(update=fitted) for task in tasks if task.question is not None]
     bare = [*asked, tasks[0].model_copy(update={**fitted, "name": "", "question": None})]
@@ -248,7 +248,7 @@ def _corpus_texts(job: Job, keys: set[str], by: str) -> dict[str, _Content]:
 
 
 def read_as(job: Job) -> dict[str, Any]:
-    """What a card says of how the documents of its fit were read."""
+    """The part of a card about how the documents of its fit were read."""
     spec = job.spec
     return {
         "model": {

@@ -88,9 +88,9 @@ def _on_hub(places: Sequence[str], folder: Path, url: str) -> tuple[str, ...]:
 
 @contextmanager
 def _dataset(
-    spec: JobSpec, url: str, what: str, command: str
+    spec: JobSpec, url: str, content: str, command: str
 ) -> Iterator[tuple[Path, Callable[..., None]]]:
-    """A folder whose files become those of a dataset when the block ends, and what writes its card.
+    """A folder whose files replace a dataset's when the block ends, and a function for its card.
 
     The card has the snapshot, some lines, and the globs of each configuration's files.
     """
@@ -101,7 +101,7 @@ def _dataset(
 
         def card(snapshot: int, lines: Sequence[str], **globs: Sequence[str]) -> None:
             nonlocal message
-            message = f"{what} of snapshot {snapshot} of {spec.name}"
+            message = f"{content} of snapshot {snapshot} of {spec.name}"
             configs = [
                 {"config_name": config, "data_files": [{"split": "train", "path": paths}]}
                 for config, own in globs.items()

@@ -57,7 +57,7 @@ output: {output}
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What the sample shows of a column."""
+    """A column's values in the sample."""
 
     name: str
     kind: Literal["text", "word", "other"]  # a word has no white space
@@ -68,7 +68,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What `init` found and wrote."""
+    """The files and columns that `init` read, and the spec that it wrote."""
 
     file: str
     path: str  # of the documents

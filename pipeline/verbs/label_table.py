@@ -43,7 +43,7 @@ class ExportResult:
     columns: tuple[FlatColumn, ...]
     missing_rows: int  # rows of the input that the snapshot does not have
     missing_files: int
-    new_files: int  # files that the input has now and the snapshot does not know
+    new_files: int  # files of the input that are not in the snapshot
 
     @computed_field
     @property
@@ -65,7 +65,7 @@ class LabelTable:
     def of(cls, spec: JobSpec, options: ExportOptions, cache_dir: Path) -> LabelTable:
         """The table of the spec's last snapshot.
 
-        StorageError if columns or texts of the input are wanted and it changed after it was
+        StorageError if the export has columns or texts of the input, which changed after it was
         labelled.
         """
         labelled = LabelledRows.of(spec, dict.fromkeys(options.columns, Option("columns")))
@@ -96,7 +96,7 @@ class LabelTable:
         return (flat for named, batch in pairs for flat in self.flat(batch, named))
 
     def flat(self, rows: pa.RecordBatch, shard: NamedShard) -> Iterator[pa.RecordBatch]:
-        """The rows of a shard as flat columns, with their texts where these are wanted."""
+        """The rows of a shard as flat columns, with their texts if the options have `with_text`."""
         if not self.options.with_text:
             yield flatten(rows, self.columns)
             return
@@ -129,13 +129,13 @@ class LabelTable:
 
 @contextmanager
 def own_errors(rows: Iterator[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:
-    """The rows for a library that makes errors of its own of theirs: these are raised instead."""
+    """The rows for a library that replaces their errors by its own; these are raised instead."""
     stopped: list[BaseException] = []
 
     def watched() -> Iterator[pa.RecordBatch]:
         try:
             yield from rows
-        except GeneratorExit:  # — the library wants no more rows
+        except GeneratorExit:  # — the library takes no more rows
             raise
         except BaseException as error:
             stopped.append(error)

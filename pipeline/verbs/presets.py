@@ -63,7 +63,7 @@ tasks:
 # A model of 7 billion parameters or more can be asked. In place of the last three keys:
 #   question: "Does this text contain insults, threats or slurs? Answer yes or no."
 #   labels: {{toxic: ["Yes", "yes"], clean: ["No", "no"]}}
-#   cascade: auto  # where it is sure, half of the layers or fewer answer; 98 % keep their label
+#   cascade: auto  # half of the layers or fewer answer what is certain; 98 % keep their label
 """,
     ),
     "edu": Preset(

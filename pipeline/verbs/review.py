@@ -91,7 +91,7 @@ def reviewed(session: Session) -> Reviewed:
 
 
 def _task(spec: JobSpec, options: ReviewOptions) -> TaskSpec:
-    """What people are asked; SpecError if there is no such task, or documents are images."""
+    """The task that people label; SpecError if there is none, or documents are images."""
     if spec.input.image is not None:
         fix = "a review shows texts, and the documents of this spec are images"
         raise SpecError([Problem("input.image", fix, spec.input.image)])
@@ -114,7 +114,7 @@ def _reading(
     gold: GoldFile,
     cache_dir: Path,
 ) -> Reading:
-    """What reads documents into the pool, which has some when this returns."""
+    """The thread that reads documents into the pool, which has some when this returns."""
     store, source = open_store(spec.output, spec.storage_options), spec.input
     objects = find_objects(source.path, cache_dir, source.storage_options, output=store.url)
     shards = load_or_cut(store, objects, source.columns, MAX_SHARD_BYTES, keep=False).shards
@@ -131,9 +131,9 @@ def _reading(
         pool.fp = answered.tasks[task.name].fp
     answers = Answers(store, answered, task)
     # — a condition chooses other documents than those of the file, which then are not looked for
-    rest, named = (shards, labelled) if options.where is None else ((), set[str]())
+    other_shards, named = (shards, labelled) if options.where is None else ((), set[str]())
     read = Read(answers, options.columns, source.storage_options)
-    reading = Reading(pool, draws, rest, named, read)
+    reading = Reading(pool, draws, other_shards, named, read)
     reading.wait(for_all=sum(shard.piece.text_bytes for shard in shards) <= SMALL_BYTES)
     if pool.error is not None:
         raise pool.error

@@ -131,15 +131,15 @@ class Reading:
         self,
         pool: Pool,
         draws: Sequence[Draw],
-        rest: Sequence[Shard],
+        other_shards: Sequence[Shard],
         named: Collection[str],
         read: Read,
     ) -> None:
-        """Of the shards `rest`, only documents with the content hashes `named` are added.
+        """Of `other_shards`, only documents with the content hashes `named` are added.
 
         They are read if the draws do not have all of these documents.
         """
-        self._pool, self._draws, self._rest = pool, draws, rest
+        self._pool, self._draws, self._other_shards = pool, draws, other_shards
         self._named, self._also = named, read
         pool.is_read = False
         self._has_some, self._ends = threading.Event(), threading.Event()
@@ -190,7 +190,7 @@ class Reading:
 
     def _add_named(self) -> None:
         missing = {*self._named} - self._pool.rows.keys()
-        for shard in self._rest:
+        for shard in self._other_shards:
             if not missing or self._ends.is_set():
                 break
             rows = range(shard.piece.start_row, shard.piece.end_row)

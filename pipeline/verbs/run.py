@@ -1,4 +1,4 @@
-"""A run that publishes its labels only if what the spec says of that holds.
+"""A run that publishes its labels only if they pass the rules of the spec's `publish`.
 
 Entry point: `judged_run`.
 """
@@ -124,7 +124,7 @@ class RunResult:
     @computed_field
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Each reason why the labels may mean nothing."""
+        """Each reason why the labels may be meaningless."""
         return tuple(label_doubts(self.labels, self.answered))
 
 

@@ -1,4 +1,4 @@
-"""How far an output is: done, missing and failed documents, the rate, and the time left.
+"""The progress of an output: done, missing and failed documents, the rate, and the time left.
 
 Entry points: `status`, and `published_snapshots` for what changed. Neither starts Ray, loads a
 model or writes anything, so they may be called from any machine while a run goes on. `status` reads
@@ -55,7 +55,7 @@ class TaskStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How far an output is. Also its JSON form, without the fields that only people read."""
+    """The progress of an output. Also its JSON form, without the fields that only people read."""
 
     output: ForPeople[str]
     documents: int  # of the whole input
@@ -122,7 +122,7 @@ def _changed(
 
 
 def status(spec: JobSpec, *, cache_dir: Path) -> Status:
-    """How far the spec's output is, from what its store holds now.
+    """The progress of the spec's output, from what its store holds now.
 
     Raises:
         SpecError: The spec names missing files.
@@ -178,8 +178,8 @@ def rate_of_last_run(commits: Iterable[Commit]) -> float | None:
 def _rate(commits: Iterable[Commit], until_s: float) -> float | None:
     """The documents a second since the first commit, until a time or the last commit.
 
-    The documents of the first commit are left out: nobody knows when their work began. None with
-    fewer than two commits, or within five seconds.
+    The documents of the first commit are left out, because the start of their work is not known.
+    None with fewer than two commits, or within five seconds.
     """
     first, *others = sorted(commits) or [(0.0, 0)]
     if not others:
@@ -237,7 +237,7 @@ def commits(
         times |= {item.key: item.modified_s for item in store.list(label_folders(task, fp)[0])}
     at = pa.array([times.get(key) for key in keys], pa.float64())
     files = files.append_column("at", at).append_column("documents", documents)
-    how = [("at", "max"), ("documents", "max"), ("task", "count_distinct")]
-    for shard in files.group_by("sid").aggregate(how).to_pylist():
+    aggregations = [("at", "max"), ("documents", "max"), ("task", "count_distinct")]
+    for shard in files.group_by("sid").aggregate(aggregations).to_pylist():
         if shard["task_count_distinct"] == tasks and shard["at_max"] is not None:
             yield shard["at_max"], shard["documents_max"]

@@ -111,10 +111,12 @@ def _columns(to: str, existing: pa.Schema, own: pa.Schema) -> pa.Schema:
         if field.name not in own.names:
             fix = f"has the column {field.name}, and the export does not; drop the column, or name "
             raise option_error("to", f"{fix}another table", to)
-        here, there = _shown(own.field(field.name).type), _shown(field.type)
-        if here != there:
-            fix = f"has the column {field.name} as {there}, and the export as {here}; name another "
-            raise option_error("to", f"{fix}table, or change the type of the column", to)
+        own_type, table_type = _shown(own.field(field.name).type), _shown(field.type)
+        if own_type != table_type:
+            fix = (
+                f"has the column {field.name} as {table_type}, and the export as {own_type}; name "
+            )
+            raise option_error("to", f"{fix}another table, or change the type of the column", to)
     added = [field for field in own if field.name not in existing.names]
     same = (own.field(field.name).with_nullable(field.nullable) for field in existing)
     return pa.schema([*same, *added])
@@ -384,10 +386,10 @@ def _without(schema: Any, names: Sequence[str]) -> Any:
     def size(field: Any) -> int:
         return 1 + sum(map(size, field.children()))
 
-    make, (metadata, *fields) = schema.__reduce__()  # — has no other form with the numbers
-    rest = iter(fields)
+    make, (metadata, *fields) = schema.__reduce__()  # — no other method has the numbers
+    values = iter(fields)
     kept = []
     for field in schema.fields():
-        own = [*islice(rest, size(field))]
+        own = [*islice(values, size(field))]
         kept += [] if field.name() in names else own
     return make(metadata, *kept)

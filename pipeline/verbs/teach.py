@@ -1,4 +1,4 @@
-"""Readouts of early layers, fitted to what the whole model answers about a sample: `teach`.
+"""Readouts of early layers, fitted to the whole model's answers about a sample: `teach`.
 
 The document's states are read at a few layers and, where documents are long, also of their first
 tokens alone. The cheapest place is that which saves the most, by the rule that the held-out answers
@@ -55,8 +55,8 @@ class Taught:
 
 @dataclass(frozen=True)
 class Texts:
-    """What readouts are fitted to: the first half of a sample. Its states are read once, for all
-    tasks.
+    """The texts that readouts are fitted to: the first half of a sample. Their states are read
+    once, for all tasks.
     """
 
     sample: Sample
@@ -206,8 +206,8 @@ def _places(
 def _written(texts: Texts, task: CascadeTask, best: _Place) -> Taught:
     """Fits at the best place to all rows, and writes the files, whose names are their hash."""
     # — no document is read here, so that this machine may lack what the model needs
-    here, spec = Placement("cpu", texts.placement.dtype, actors=1, threads=1), texts.sample.spec
-    job = make_job(texts.reading(best.max_tokens), here, texts.sample.cache_dir)
+    cpu, spec = Placement("cpu", texts.placement.dtype, actors=1, threads=1), texts.sample.spec
+    job = make_job(texts.reading(best.max_tokens), cpu, texts.sample.cache_dir)
     layer = best.read.layers[best.layer]
     files: dict[str, bytes] = {}  # by label of the kind `multi`; of another kind by ""
     for part in _parts(task):

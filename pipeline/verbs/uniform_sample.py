@@ -44,7 +44,7 @@ class TimeIsOver(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a task answers about the documents of a sample."""
+    """A task's answers about the documents of a sample."""
 
     fp: str  # the raw fingerprint of the task
     p: Floats  # [docs, labels]; NaN without an answer
@@ -53,7 +53,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Documents that were drawn, and how they are answered and read, by whichever task."""
+    """Documents that were drawn, and how any task answers and reads them."""
 
     spec: JobSpec
     cache_dir: Path

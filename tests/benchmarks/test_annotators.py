@@ -19,10 +19,10 @@ def test_losses_compare_mixed_with_random_by_seed() -> None:
     values = np.random.default_rng(0).random((len(ORDERS), 20, len(LABELS)))
     mixed, random = (values[ORDERS.index(name)] for name in ("mixed", "random"))
     mixed[:, 1] = random[:, 1]
-    found = list(losses({"a set": values}))
-    assert [name for name, _, _ in found] == [f"a set, {n} labels" for n in LABELS]
-    assert found[1][1:] == (0, 1)
-    _, apart, p = found[2]
+    results = list(losses({"a set": values}))
+    assert [name for name, _, _ in results] == [f"a set, {n} labels" for n in LABELS]
+    assert results[1][1:] == (0, 1)
+    _, apart, p = results[2]
     assert apart == pytest.approx((mixed[:, 2] - random[:, 2]).mean())
     assert p == pytest.approx(wilcoxon(mixed[:, 2], random[:, 2]).pvalue)
 

@@ -23,7 +23,7 @@ PROMPT = PromptTokens((1, 2), tuple(Question(n, (5, 6, 7), {"a": [(1,)]}) for n 
 STREAM = [10, 11, 12]
 
 
-def test_a_workload_has_the_specs_questions_or_as_many_as_it_wants() -> None:
+def test_a_workload_has_the_specs_questions_or_the_number_that_it_states() -> None:
     assert len(shaped(PROMPT, Workload(5), STREAM).questions) == 2
     many = shaped(PROMPT, Workload(5, questions=5), STREAM).questions
     assert [q.token_ids for q in many] == [
@@ -47,12 +47,12 @@ def test_a_longer_prefix_begins_with_the_specs_own() -> None:
 
 @pytest.mark.parametrize("context, expected", [(13, False), (14, True)])
 def test_a_workload_beyond_the_models_context_is_left_out(context: int, expected: bool) -> None:
-    # 4 before, 6 of the document, 3 of a question and one that tells its repeat apart
+    # 4 before, 6 of the document, 3 of a question and one that distinguishes its repeat
     assert fits(Workload(6, prefix=4), PROMPT, context) is expected
 
 
 @pytest.mark.parametrize(
-    ("wish", "told"),
+    ("options", "error"),
     [
         (("--tokens", "0"), "--tokens: write a number above 0"),
         (("--rounds", "0"), "--rounds: write a number above 0"),
@@ -60,13 +60,13 @@ def test_a_workload_beyond_the_models_context_is_left_out(context: int, expected
     ],
 )
 def test_what_cannot_be_measured_is_one_line(
-    wish: tuple[str, str],
-    told: str,
+    options: tuple[str, str],
+    error: str,
     write_spec: Callable[..., Path],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert call(app, [str(write_spec()), *wish]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith(told)
+    assert call(app, [str(write_spec()), *options]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(error)
 
 
 def test_documents_are_the_corpus_in_order() -> None:
@@ -86,14 +86,14 @@ def test_tasks_with_readouts_are_asked_as_questions_where_they_have_one() -> Non
 
 
 def test_methods_take_turns_until_their_rounds_are_over() -> None:
-    ran: list[str] = []
+    calls: list[str] = []
     timed = take_turns(
         {
-            "a": Turn(lambda: ran.append("a"), documents=2, rounds=3, warm_up=True),
-            "b": Turn(lambda: ran.append("b"), documents=1, rounds=1, warm_up=False),
+            "a": Turn(lambda: calls.append("a"), documents=2, rounds=3, warm_up=True),
+            "b": Turn(lambda: calls.append("b"), documents=1, rounds=1, warm_up=False),
         }
     )
-    assert ran == ["a", "a", "b", "a", "a"]
+    assert calls == ["a", "a", "b", "a", "a"]
     assert [len(timed[name].seconds) for name in "ab"] == [3, 1]
 
 

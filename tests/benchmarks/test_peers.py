@@ -61,7 +61,7 @@ def test_peers_take_turns_and_their_ratios_are_of_the_same_round() -> None:
     assert str(row).split() == ["1x2", "toy:float32", "9.000", "3.00", "[3.00,", "3.00]", "0"]
 
 
-def test_no_document_of_a_later_workload_begins_as_one_that_a_cache_knows() -> None:
+def test_no_document_of_a_later_workload_begins_as_one_that_a_cache_holds() -> None:
     text = cycle(range(100))
     rounds = [
         *next_rounds(text, 10, 2, 2),
@@ -117,16 +117,16 @@ def test_workers_share_out_the_documents_and_the_last_one_ends_the_round(
     asked = Asked([5, 6], [[7, 8], [9]], [[1, 2], [3]])
     documents = [[20 + i, 21, 22] for i in range(5)]
     alone = Engine(setup)
-    process, here = Worker("assay", setup, tmp_path), InThisProcess(alone)
+    process, in_this_process = Worker("assay", setup, tmp_path), InThisProcess(alone)
     try:
-        together = Workers([process, here])
+        together = Workers([process, in_this_process])
         together.prepare(asked)
         seconds, answers = together.label(documents)
     finally:
         process.close()
-    assert seconds >= here.reply()[0] > 0 and len(here.reply()[1]) == 2
-    for found, expected in zip(answers, alone.label(documents), strict=True):
-        for of_question, own in zip(found, expected, strict=True):
+    assert seconds >= in_this_process.reply()[0] > 0 and len(in_this_process.reply()[1]) == 2
+    for log_probs, expected in zip(answers, alone.label(documents), strict=True):
+        for of_question, own in zip(log_probs, expected, strict=True):
             assert of_question == pytest.approx(own, abs=1e-5)
 
 
@@ -140,9 +140,9 @@ def test_assay_as_a_peer_scores_tokens_as_plain_forwards_do(model_folder: Path) 
     assert version.startswith("torch ") and nothing == [] and seconds > 0
     plain = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     for document, of_document in zip(documents, answers, strict=True):
-        for question, found in zip([[7, 8], [9]], of_document, strict=True):
+        for question, log_probs in zip([[7, 8], [9]], of_document, strict=True):
             logits = plain(torch.tensor([[5, 6, *document, *question]])).logits[0, -1]
             expected = logits.log_softmax(-1)
-            for token, log_prob in found.items():
+            for token, log_prob in log_probs.items():
                 assert log_prob == pytest.approx(expected[int(token)].item(), abs=1e-5)
-    assert [list(found) for found in answers[0]] == [["1", "2"], ["3"]]
+    assert [list(log_probs) for log_probs in answers[0]] == [["1", "2"], ["3"]]

@@ -133,18 +133,20 @@ def test_both_engines_answer_each_document_once_after_the_warm_up(
     words = ["properties", str(spec), str(sheet), "--documents", "5", "--rounds", "2"]
     monkeypatch.setattr(sys, "argv", [*words, "--to", str(figures)])
     properties.main()
-    found = json.loads(figures.read_text())
-    isolated, of_sheet, written = (found["answers"][name] for name in ("isolated", "sheet", "vllm"))
-    assert len(isolated) == len(of_sheet) == len(written) == found["documents"] == 5
-    assert all(len(each) == 2 for each in found["seconds of a document, by round"].values())
-    assert found["not valid JSON"] == 0.2 and found["tokens that vLLM read"] == 7
+    result = json.loads(figures.read_text())
+    isolated, of_sheet, written = (
+        result["answers"][name] for name in ("isolated", "sheet", "vllm")
+    )
+    assert len(isolated) == len(of_sheet) == len(written) == result["documents"] == 5
+    assert all(len(each) == 2 for each in result["seconds of a document, by round"].values())
+    assert result["not valid JSON"] == 0.2 and result["tokens that vLLM read"] == 7
     of_json = {"isolated": isolated[:4], "sheet": of_sheet[:4]}
-    assert found["other answers in JSON, by kind"] == {
+    assert result["other answers in JSON, by kind"] == {
         name: differences(TASKS, own, [VALID] * 4) for name, own in of_json.items()
     }
-    assert set(found["vLLM / assay"]) == {"isolated", "sheet"}
-    by_form = found["other answers than the first form's"]
+    assert set(result["vLLM / assay"]) == {"isolated", "sheet"}
+    by_form = result["other answers than the first form's"]
     assert by_form["sheet"] == differences(TASKS, isolated, of_sheet)
     assert {*by_form["isolated"].values()} == {0}
-    read = found["tokens of the questions"]
+    read = result["tokens of the questions"]
     assert read["sheet"] < read["isolated"]

@@ -1,4 +1,4 @@
-"""What a submitted job takes along: a spec that means the same elsewhere, and no secrets."""
+"""The files of a submitted job: a spec that means the same elsewhere, and no secrets."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_a_job_under_way_is_followed_and_an_ended_one_gets_a_successor(
         ({"status": "STOPPED"}, 3),
     ],
 )
-def test_a_jobs_exit_code_is_passed_on_and_what_a_try_can_mend_is_3(
+def test_a_jobs_exit_code_is_passed_on_and_a_failure_that_may_pass_is_3(
     details: dict[str, Any], code: int
 ) -> None:
     assert exit_code(job("a", **details)) == code
@@ -122,7 +122,7 @@ def test_a_cluster_that_answers_no_more_is_incomplete(monkeypatch: pytest.Monkey
 
 
 class Jobs:
-    """A cluster's list of jobs; the first tries to add one fail as they are told to."""
+    """A cluster's list of jobs; the first tries to add one fail as they are set to."""
 
     def __init__(self, *failures: str | Exception) -> None:
         self.failures = list(failures)
@@ -273,7 +273,7 @@ def test_a_killed_driver_and_the_same_command_again_label_every_row_once(
 
 
 def assert_jobs_hold_no_secret(cluster: LocalCluster, shown: str) -> None:
-    """Two jobs of one id, of whose metadata and logs nobody learns a secret."""
+    """Two jobs of one id, whose metadata and logs have no secret."""
     headers = {"Authorization": f"Bearer {cluster.token}"}
     client = JobSubmissionClient(cluster.address, headers=headers)
     jobs = [job for job in client.list_jobs() if job.submission_id]

@@ -1,4 +1,4 @@
-"""Every code block of the README, the manual and public docstrings is run, or says why it is not.
+"""Every code block of the README, the manual and public docstrings is run, or has a reason.
 
 A comment before a block marks it: `<!-- test: slow -->` for a block that takes long, and
 `<!-- no-run: REASON -->` for one that needs what a test does not have, or that another test runs.
@@ -70,7 +70,7 @@ def params(language: str) -> list[Any]:
     ]
 
 
-def test_every_block_is_run_or_says_why_not() -> None:
+def test_every_block_is_run_or_has_the_reason_why_not() -> None:
     all_blocks = list(blocks())
     fences = sum(page.read_text().count("\n```") for page in PAGES)
     assert len(all_blocks) * 2 == fences
@@ -87,8 +87,8 @@ def test_every_block_is_run_or_says_why_not() -> None:
 @pytest.mark.parametrize("block", params("yaml"))
 def test_a_yaml_block_is_a_spec_or_part_of_one(block: Block) -> None:
     written = yaml.safe_load(block.code)
-    rest = {key: value for key, value in BASE.items() if key not in written}
-    text = (yaml.safe_dump(rest) if rest else "") + block.code
+    missing = {key: value for key, value in BASE.items() if key not in written}
+    text = (yaml.safe_dump(missing) if missing else "") + block.code
     assert parse_spec(text).tasks
     jsonschema.validate(yaml.safe_load(text), generate.spec_schema())
 
@@ -96,7 +96,7 @@ def test_a_yaml_block_is_a_spec_or_part_of_one(block: Block) -> None:
 @pytest.mark.usefixtures("in_manual")
 @pytest.mark.parametrize("block", params("python"))
 def test_a_python_block_runs(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
-    if block.reason == "slow":  # with Ray, which wants a process of its own
+    if block.reason == "slow":  # with Ray, which needs a process of its own
         run_line([sys.executable, "-c", block.code])
     else:
         exec(block.code, {})
@@ -113,10 +113,10 @@ def test_the_page_on_the_format_reads_the_current_labels_without_assay() -> None
     exec(block["code"], read)
     rows, labels = read["labels"].to_pylist(), pipeline.open_labels("out/my_corpus")
     assert len(rows) == 10 and read["snapshot"]["number"] == labels.snapshot == 2
-    for row, wanted in zip(rows, labels.to_table().to_pylist(), strict=True):
-        tasks = {task: {"doc_id": row["doc_id"], **wanted[task]} for task in ("toxic", "topic")}
-        assert row == {name: value for name, value in {**wanted, **tasks}.items() if name in row}
-        assert row.keys() == {*wanted} - {"path", "row"}
+    for row, expected in zip(rows, labels.to_table().to_pylist(), strict=True):
+        tasks = {task: {"doc_id": row["doc_id"], **expected[task]} for task in ("toxic", "topic")}
+        assert row == {name: value for name, value in {**expected, **tasks}.items() if name in row}
+        assert row.keys() == {*expected} - {"path", "row"}
 
 
 @pytest.mark.usefixtures("in_manual")
@@ -213,7 +213,7 @@ def test_the_readme_and_the_manual_are_short() -> None:
 
 
 @pytest.mark.parametrize("file", generate.REFERENCE)
-def test_a_page_of_the_reference_is_what_the_code_says(file: str) -> None:
+def test_a_page_of_the_reference_is_that_of_the_code(file: str) -> None:
     committed = (REPOSITORY / "docs" / "reference" / file).read_text()
     assert generate.REFERENCE[file]() == committed, "write it again: python docs/generate.py"
 

@@ -32,7 +32,7 @@ CODE = {
 
 @pytest.fixture
 def module_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], ModuleType]:
-    """Puts the code of the page where the page says, for this test."""
+    """Writes a block of the page to the file that the page names, for this test."""
 
     def make(path: str) -> ModuleType:
         name = path.removesuffix(".py").replace("/", ".")
@@ -79,8 +79,8 @@ def test_a_new_format_is_found_cut_read_previewed_and_filtered(
     (folder / "notes.txt").write_text("of another kind")
     monkeypatch.setattr(records, "BLOCK_BYTES", 5)
     monkeypatch.setattr(records, "MAX_ROW_BYTES", 60)
-    (found,) = find_objects(str(folder), tmp_path / "cache")
-    shards = cut(found, Columns("text", "id"), 600)
+    (file,) = find_objects(str(folder), tmp_path / "cache")
+    shards = cut(file, Columns("text", "id"), 600)
     assert [shard.piece.start_row for shard in shards] == [0, 1, 2, 3, 4]
     rows = [row for shard in shards for row in all_documents(shard).to_pylist()]
     assert [(row["doc_id"], row["text"]) for row in rows[:2]] == [("a", "one"), ("b", "zwei ü")]

@@ -32,7 +32,7 @@ def recipe(language: str, words: str) -> str:
 
 
 @pytest.mark.parametrize("tool", ["label_studio", "argilla"])
-def test_what_people_said_in_another_tool_is_gold(tool: str, in_manual: Path) -> None:
+def test_labels_of_people_in_another_tool_are_gold(tool: str, in_manual: Path) -> None:
     exec(recipe("python", f"gold_of_{tool}.csv"), {})
     with Path(f"gold_of_{tool}.csv").open(newline="") as file:
         rows = {row["doc"]: row["toxic"] for row in csv.DictReader(file)}
@@ -133,18 +133,18 @@ def test_a_review_is_reached_through_tls_with_its_token_alone(in_manual: Path) -
             with urlopen(request, timeout=60, context=trusted) as reply:
                 return str(reply.read().decode())
 
-        there = f"https://127.0.0.1:{proxy}"
+        address = f"https://127.0.0.1:{proxy}"
         deadline = time.monotonic() + 60
         while True:
             with suppress(OSError):
-                shown = fetched(f"{there}/?token={token}")
+                shown = fetched(f"{address}/?token={token}")
                 break
             assert time.monotonic() < deadline, (in_manual / "proxy.log").read_text()
             time.sleep(0.2)
         assert "<html" in shown
         headers = {"X-Review-Token": token, "Content-Type": "application/json"}
         body = json.dumps({"by": "bea"}).encode()
-        view = json.loads(fetched(Request(f"{there}/next", body, headers)))
+        view = json.loads(fetched(Request(f"{address}/next", body, headers)))
         assert re.match("This is text", view["row"]["text"])
         with pytest.raises(OSError, match="403"):
-            fetched(Request(f"{there}/next", body, {**headers, "X-Review-Token": "guess"}))
+            fetched(Request(f"{address}/next", body, {**headers, "X-Review-Token": "guess"}))

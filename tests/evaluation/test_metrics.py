@@ -96,7 +96,7 @@ def test_an_undefined_metric_is_none() -> None:
 
 
 def test_a_95_percent_interval_contains_the_truth_in_95_percent_of_samples() -> None:
-    """Over 150 samples of known accuracy 0.8, an honest 95 % interval misses about 8."""
+    """Over 150 samples of known accuracy 0.8, a valid 95 % interval misses about 8."""
     source = np.random.default_rng(3)
     missed = 0
     for _ in range(150):

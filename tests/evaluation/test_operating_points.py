@@ -46,7 +46,7 @@ def test_the_best_threshold_is_the_best_of_all(seed: int, decimals: int, least: 
 
 
 def test_the_precision_of_a_threshold_is_what_other_rows_get() -> None:
-    """Of scores that say nothing, the best threshold of 200 rows looks good on these rows."""
+    """Of random scores, the best threshold of 200 rows looks good on these rows."""
     truths, estimates = [], []
     for seed in range(40):
         source = np.random.default_rng(seed)

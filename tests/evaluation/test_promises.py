@@ -61,10 +61,10 @@ def is_kept(own: Judged, rule: Thresholds, answers: Answers) -> bool:
     """Whether the promise holds of the whole corpus."""
     [(decided, _)] = wrong_by_rule([rule], own, answers.cheap[None], answers.whole)
     cheap, truth = own.chosen(answers.cheap), own.chosen(answers.whole)
-    called = np.where(decided[:, None], cheap, truth)
-    right, positive, found = (called == truth)[:, 0], truth[:, 0] == 1, called[:, 0] == 1
-    same = (np.abs(called - truth) <= own.steps).all(axis=1)
-    shares = {"agree": same, "recall": right[positive], "precision": right[found]}
+    decisions = np.where(decided[:, None], cheap, truth)
+    right, positive, predicted = (decisions == truth)[:, 0], truth[:, 0] == 1, decisions[:, 0] == 1
+    same = (np.abs(decisions - truth) <= own.steps).all(axis=1)
+    shares = {"agree": same, "recall": right[positive], "precision": right[predicted]}
     promised = own.promise.shares.items()
     return all(not len(shares[name]) or shares[name].mean() >= share for name, share in promised)
 
@@ -119,7 +119,7 @@ def test_a_proved_promise_is_broken_in_at_most_the_stated_share_of_corpora(
 
 
 @pytest.mark.parametrize("corpora", [60, pytest.param(2_000, marks=pytest.mark.slow)])
-def test_rules_of_the_first_night_are_tested_again_with_the_documents_of_later_ones(
+def test_rules_of_the_first_run_are_tested_again_with_the_documents_of_later_ones(
     corpora: int,
 ) -> None:
     """Each night brings documents about which the cheap stage is better or worse than before."""
@@ -153,7 +153,7 @@ def fitted_in_second_half(random: np.random.Generator, *, leaks: bool) -> Answer
 
 
 @pytest.mark.parametrize("leaks", [True, False])
-def test_documents_that_the_readout_was_fitted_to_prove_what_is_not_true(leaks: bool) -> None:
+def test_documents_that_the_readout_was_fitted_to_prove_a_false_promise(leaks: bool) -> None:
     """The planted fault of a sample whose second half has fitted documents."""
     own, broken = judged(2, {**AGREE, "agree": 0.8}), 0
     for number in range(20):

@@ -91,7 +91,7 @@ def test_the_lowest_layer_within_one_standard_error_is_chosen(
 
 def test_the_standard_error_is_that_of_the_mean_loss_of_the_rows() -> None:
     rows = of_first_place(gold(signal=(1.0,)))
-    [[found]] = choose(rows, [0.1])
+    [[chosen]] = choose(rows, [0.1])
     logits = np.empty((240, 2))
     for split in folds(rows.truth, rows.groups, number=3, seed=20_27):
         scaler = StandardScaler().fit(rows.states[split.fitted, 0, 0].astype(np.float64))
@@ -100,10 +100,10 @@ def test_the_standard_error_is_that_of_the_mean_loss_of_the_rows() -> None:
         oracle.fit(scaler.transform(rows.states[split.fitted, 0, 0]), rows.truth[split.fitted])
         margin = oracle.decision_function(scaler.transform(rows.states[split.held_out, 0, 0]))
         logits[split.held_out] = margin[:, None] * [-0.5, 0.5]
-    p = softmax(found.scale * logits + found.offset, axis=1)
+    p = softmax(chosen.scale * logits + chosen.offset, axis=1)
     split_loss = -np.log(p[np.arange(240), rows.truth])
-    assert found.loss == pytest.approx(split_loss.mean(), rel=1e-3)
-    assert found.standard_error == pytest.approx(split_loss.std(ddof=1) / np.sqrt(240), rel=1e-3)
+    assert chosen.loss == pytest.approx(split_loss.mean(), rel=1e-3)
+    assert chosen.standard_error == pytest.approx(split_loss.std(ddof=1) / np.sqrt(240), rel=1e-3)
 
 
 def test_random_labels_are_not_learnt() -> None:
@@ -149,7 +149,7 @@ def test_the_held_out_probabilities_are_those_of_a_fit_without_the_fold() -> Non
         )
 
 
-def test_probabilities_are_as_frequent_as_they_say_also_where_a_rare_label_is_weighted() -> None:
+def test_probabilities_are_calibrated_also_where_a_rare_label_is_weighted() -> None:
     rows = of_first_place(gold(3_000, signal=(1.0,), rare=0.1))
     fitted = fit(rows, strengths=STRENGTHS)
     assert fitted.balanced and not gold(rare=0.4).balanced

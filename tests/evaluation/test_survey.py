@@ -33,7 +33,7 @@ def corpus(texts: int, rate: float, skill: float) -> tuple[Population, NDArray[n
 
 
 def missed(texts: int) -> tuple[Population, NDArray[np.bool_]]:
-    """Scores that tell only dropped texts from kept ones, of which a few should be dropped."""
+    """Scores that separate only dropped texts from kept ones, of which a few should be dropped."""
     random = np.random.default_rng(texts)
     dropped = random.random(texts) < 0.3
     positive = random.random(texts) < np.where(dropped, 0.99, 0.02)
@@ -83,7 +83,7 @@ def holds(of: Estimate, value: float) -> bool:
         pytest.param(*missed(10_000), id="missed"),
     ],
 )
-def test_the_intervals_hold_the_truth_as_often_as_they_say(
+def test_the_intervals_contain_the_truth_as_often_as_their_confidence(
     population: Population, positive: NDArray[np.bool_]
 ) -> None:
     """The bound is the lower end of a binomial count's 99.9 % range around .92."""

@@ -154,5 +154,5 @@ def test_a_document_is_ranked_where_the_score_is_asked_whatever_other_questions_
     keep = "edu.status = 'skipped' or edu.score >= 0"
     spec, tasks = FilterSpec(keep=keep, drop_top=top), {**TASKS, "edu": None}
     with decided(FilterRule.of(spec, tasks, rows.schema), [rows], "keep") as table:
-        gone = [n for n, of in enumerate(table.of_shard(0)["_dropped"].to_pylist()) if of]
-    assert gone == [*range(90, 100)]
+        dropped_rows = [n for n, of in enumerate(table.of_shard(0)["_dropped"].to_pylist()) if of]
+    assert dropped_rows == [*range(90, 100)]

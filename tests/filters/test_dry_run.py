@@ -26,7 +26,7 @@ def test_without_a_folder_only_a_dry_run_is_possible(folder: Path, assay: Assay)
     assert sorted(folder.rglob("*")) == before
 
 
-def test_a_dry_run_of_a_filter_that_stops_says_so_and_ends_as_the_filter_does(
+def test_a_dry_run_of_a_filter_that_stops_reports_it_and_ends_as_the_filter_does(
     folder: Path, assay: Assay
 ) -> None:
     keep = f"{SCORE} < 0.5 and topic.label <> 'law'"

@@ -36,8 +36,8 @@ def shards_of(folder: Path, format: str) -> list[Shard]:
         pa.csv.write_csv(rows, file)
     else:
         file.write_text("".join(json.dumps(row) + "\n" for row in rows.to_pylist()))
-    [found] = find_objects(str(file), folder / "cache")
-    return cut(found, Columns("text", None), 1_000)
+    [item] = find_objects(str(file), folder / "cache")
+    return cut(item, Columns("text", None), 1_000)
 
 
 @pytest.mark.parametrize("format", ["parquet", "csv", "jsonl"])

@@ -116,7 +116,7 @@ def test_each_verb_names_answers_to_an_older_question_alone_and_the_model_that_a
 
 
 @pytest.mark.parametrize("by", [{"task": "toxic"}, {"order": "audit"}])
-def test_a_review_of_answers_to_an_older_question_says_so(
+def test_a_review_of_answers_to_an_older_question_logs_a_warning(
     by: dict[str, Any],
     labelled: Path,
     tmp_path: Path,

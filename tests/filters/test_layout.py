@@ -1,4 +1,4 @@
-"""Filtered files lie as the input's do, and never where the next run would label them."""
+"""Filtered files have the input's layout, and are never where the next run would label them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.spec.parse import spec_of
 
 
 @pytest.mark.parametrize(
-    "path_glob, paths, wanted",
+    "path_glob, paths, expected",
     [
         ("/in", ["/in/a.jsonl", "/in/b/a.jsonl"], ["a.jsonl", "b/a.jsonl"]),
         ("/in/", ["/in/x/a.jsonl"], ["x/a.jsonl"]),
@@ -31,10 +31,10 @@ from pipeline.spec.parse import spec_of
         ("/in/**/*", ["/in/**/*", "/in/x/a.csv"], ["_/_", "x/a.csv"]),
     ],
 )
-def test_a_file_lies_as_deep_as_in_the_input(
-    path_glob: str, paths: list[str], wanted: list[str]
+def test_a_file_keeps_its_path_below_the_input(
+    path_glob: str, paths: list[str], expected: list[str]
 ) -> None:
-    assert list(relative_paths(path_glob, paths, {}).values()) == wanted
+    assert list(relative_paths(path_glob, paths, {}).values()) == expected
 
 
 def test_a_name_that_no_store_can_hold_is_refused() -> None:
@@ -76,8 +76,8 @@ def test_a_path_with_empty_parts_or_dots_has_a_key_that_no_other_path_has() -> N
 def test_a_path_below_the_input_with_double_slashes_or_dots_has_a_name_with_its_hash(
     path_glob: str, path: str, key: str | None
 ) -> None:
-    [found] = relative_paths(path_glob, [path], {}).values()
-    assert found == key if key else re.fullmatch(r"a~[0-9a-f]{32}\.jsonl", found)
+    [name] = relative_paths(path_glob, [path], {}).values()
+    assert name == key if key else re.fullmatch(r"a~[0-9a-f]{32}\.jsonl", name)
 
 
 @pytest.mark.parametrize("format", ["jsonl", "warc.wet.gz", "arrow", "csv.zst"])
@@ -128,7 +128,7 @@ def test_no_two_files_have_one_key() -> None:
 
 
 @pytest.mark.parametrize(
-    "path_glob, to, told",
+    "path_glob, to, fix",
     [
         ("{at}/in", "{at}/in/clean", "is in the input"),
         ("{at}/in", "{at}/in", "is in the input"),
@@ -166,7 +166,7 @@ def test_no_two_files_have_one_key() -> None:
     ],
 )
 def test_what_would_be_labelled_again_is_refused(
-    tmp_path: Path, path_glob: str, to: str, told: str | None
+    tmp_path: Path, path_glob: str, to: str, fix: str | None
 ) -> None:
     for name in ("in", "in[1]", "out", "x"):
         (tmp_path / name).mkdir()
@@ -177,5 +177,5 @@ def test_what_would_be_labelled_again_is_refused(
     if told is None:
         refuse_own_places(spec, target)
         return
-    with pytest.raises(SpecError, match=f"to: {told} of the spec; name another folder"):
+    with pytest.raises(SpecError, match=f"to: {fix} of the spec; name another folder"):
         refuse_own_places(spec, target)

@@ -49,7 +49,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 def sizes_by_group(folder: Path, rule: Mapping[str, Any], removes: str) -> dict[str, Sizes]:
-    """By group, what DuckDB says that is kept and dropped; of a rule without, all documents."""
+    """By group, what DuckDB counts as kept and dropped; of a rule without, all documents."""
     by = next((clause["by"] for clause in rule.values() if "by" in clause), None)
     by = {"topic": "topic.label", None: "''"}.get(by, by)
     rows = query(
@@ -59,10 +59,10 @@ def sizes_by_group(folder: Path, rule: Mapping[str, Any], removes: str) -> dict[
             sum(coalesce(greatest(toxic.n_tokens, topic.n_tokens), 0))::bigint
             from labels group by all""",
     )
-    found: dict[str, Sizes] = {}
+    sizes: dict[str, Sizes] = {}
     for group, which, *size in rows:
-        found[group] = replace(found.get(group, Sizes(Size(), Size())), **{which: Size(*size)})
-    return found
+        sizes[group] = replace(sizes.get(group, Sizes(Size(), Size())), **{which: Size(*size)})
+    return sizes
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_dry_run_filter_report_and_duckdb_agree(name: str, on_error: str, folder
     of_page = page.groups or {"": page.whole}
     assert {name: Sizes(*pair) for name, pair in of_page.items()} == by_group
     assert result.sizes == Sizes(*page.whole)
-    assert (result.documents, result.dropped) == (3 * ROWS, len(gone))
+    assert (result.documents, result.dropped) == (3 * ROWS, len(reasons))
     # — and the reasons
     assert dry.failed == {"empty": 3} and not dry.stops
     assert sum(dry.reasons.values()) >= len(gone)
@@ -160,8 +160,8 @@ def test_numbers_and_names_in_the_condition_are_exact(numbers: dict[str, float])
     more = pa.table({"s": [math.nan, None] * len(numbers), "g": [*numbers, *numbers]})
     with duckdb.connect() as database:
         database.register("rows", pa.concat_tables([pa.table(rows.select(["s", "g"])), more]))
-        found = database.sql(f"select ({removes}) is true from rows").fetchall()
-    assert [v for (v,) in found] == [False, True] * len(numbers) + [False] * len(more)
+        verdicts = database.sql(f"select ({removes}) is true from rows").fetchall()
+    assert [v for (v,) in verdicts] == [False, True] * len(numbers) + [False] * len(more)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_numbers_and_names_in_the_condition_are_exact(numbers: dict[str, float])
         ),
     ],
 )
-def test_what_a_rule_keeps_is_said_in_one_line(rule: dict[str, Any], words: str) -> None:
+def test_what_a_rule_keeps_is_described_in_one_line(rule: dict[str, Any], words: str) -> None:
     assert kept_words(FilterRule.of(in_sql(FilterSpec(**rule), {}), {}, COLUMNS)) == words
 
 

@@ -1,4 +1,4 @@
-"""Scores and groups, and what a rule says of its parts and probabilities."""
+"""Scores and groups, and the parts and probabilities of a rule."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def state(folder: Path) -> dict[str, int]:
     }
 
 
-def test_kept_and_dropped_are_what_a_plain_query_says_in_the_layout_of_the_input(
+def test_kept_and_dropped_are_those_of_a_plain_query_in_the_layout_of_the_input(
     folder: Path,
 ) -> None:
     filtered = filtered_with(folder, keep=KEEP)
@@ -87,7 +87,7 @@ def test_kept_and_dropped_are_what_a_plain_query_says_in_the_layout_of_the_input
 
 
 @pytest.mark.parametrize("rule", [{"keep": KEEP}, {"drop_top": TOP}], ids=["keep", "top"])
-def test_a_second_run_reads_no_label_writes_nothing_and_says_the_same(
+def test_a_second_run_reads_no_label_writes_nothing_and_reports_the_same(
     own_folder: Path, rule: dict[str, Any]
 ) -> None:
     first, before = filtered_with(own_folder, **rule), state(own_folder)

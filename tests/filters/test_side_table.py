@@ -1,4 +1,4 @@
-"""What another tool says about documents, in a filter's rule; a plain query says what is kept."""
+"""Values of another tool in a filter's rule; a plain query has what is kept."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_table_that_contradicts_itself_and_a_damaged_one_are_refused(own_folde
     other = whole.slice(0, 1).set_column(1, "flagged", pa.array([None], pa.bool_()))
     rule: dict[str, Any] = {"keep": KEEP, "join": {"path": str(path)}}
     pq.write_table(pa.concat_tables([whole, whole.slice(0, 1)]), path)
-    assert previewed(own_folder, **rule).documents == 90  # — it says the same thing twice
+    assert previewed(own_folder, **rule).documents == 90  # — a row occurs twice, with equal values
     pq.write_table(pa.concat_tables([whole, other]), path)
     with pytest.raises(SpecError, match=r"filter\.join\.path: has different rows with this doc_id"):
         filtered_with(own_folder, **rule)
@@ -130,5 +130,5 @@ def test_ids_of_a_csv_file_are_as_they_are_written(tmp_path: Path) -> None:
     with duckdb.connect() as database:
         database.sql("create table labels as select unnest(['007', '7', '07']) as doc_id")
         query = side.join(database, "labels", "doc_id, joined.flag, joined.doc_id")
-        found = sorted(database.sql(query).fetchall())
-    assert found == [("007", 1, "007"), ("07", None, None), ("7", 2, "7")]
+        rows = sorted(database.sql(query).fetchall())
+    assert rows == [("007", 1, "007"), ("07", None, None), ("7", 2, "7")]

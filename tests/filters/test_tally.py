@@ -57,8 +57,8 @@ def table() -> Iterator[Decisions]:
 
 def add(table: Decisions, groups: list[str], dropped: list[bool], **columns: object) -> None:
     """Documents of one character and three tokens."""
-    ones = pa.array([1] * len(groups), pa.int64())
-    sizes = {"n_chars": ones, "_tokens": pa.array([3] * len(groups), pa.int32())}
+    n_chars = pa.array([1] * len(groups), pa.int64())
+    sizes = {"n_chars": n_chars, "_tokens": pa.array([3] * len(groups), pa.int32())}
     table.add("documents", pa.table({"_group": groups, "_dropped": dropped, **sizes, **columns}))
 
 
@@ -114,7 +114,7 @@ def test_a_bar_has_the_probabilities_from_its_left_end_on(values: list[float]) -
 
 
 def test_a_table_that_cannot_be_written_says_what_to_do() -> None:
-    what = "set TMPDIR to a folder with more room"
-    with pytest.raises(StorageError, match=what), scratch() as table:
+    fix = "set TMPDIR to a folder with more room"
+    with pytest.raises(StorageError, match=fix), scratch() as table:
         table.rows("pragma memory_limit = '1KB'")
         table.add("documents", pa.table({"n_chars": np.arange(1_000_000)}))

@@ -35,8 +35,8 @@ def shards_of(path: Path, target_bytes: int = 40_000) -> list[Shard]:
     format = format_of(path.name)
     assert format is not None
     etag = content_hash(path, path.parent / "cache")
-    found = InputObject(str(path), path.stat().st_size, etag, format)
-    return cut(found, Columns("text", "id"), target_bytes)
+    file = InputObject(str(path), path.stat().st_size, etag, format)
+    return cut(file, Columns("text", "id"), target_bytes)
 
 
 def unpacked(name: str, data: bytes) -> bytes:
@@ -69,12 +69,12 @@ def test_the_kept_rows_of_all_shards_are_those_of_the_file(
     keep = np.random.default_rng(3).random(len(rows)) < share
     shards = shards_of(corpus)
     assert len(shards) > 3
-    found: list[Row] = []
+    actual: list[Row] = []
     for shard in shards:
         of_shard = keep[shard.piece.start_row : shard.piece.end_row]
-        found += read_rows(corpus.name, kept_rows(shard, {}, of_shard))
-    wanted = [row for row, is_kept in zip(rows, keep, strict=True) if is_kept]
-    assert found == wanted
+        actual += read_rows(corpus.name, kept_rows(shard, {}, of_shard))
+    expected = [row for row, is_kept in zip(rows, keep, strict=True) if is_kept]
+    assert actual == expected
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,8 @@ def test_kept_text_files_are_lines_with_the_text_and_the_path(tmp_path: Path) ->
         "deep/c.txt": 'drei\n"é'.encode(),
     }.items():
         (tmp_path / "in" / name).write_bytes(data)
-    (found,) = find_objects(str(tmp_path / "in"), tmp_path / "cache")
-    (shard,) = cut(found, Columns("text", None), 64_000_000)
+    (file,) = find_objects(str(tmp_path / "in"), tmp_path / "cache")
+    (shard,) = cut(file, Columns("text", None), 64_000_000)
     data = unpacked("a.jsonl.zst", kept_rows(shard, {}, np.array([True, False, True])))
     assert [json.loads(line) for line in data.splitlines()] == [
         {"text": "one", "id": "a.txt"},
@@ -191,12 +191,12 @@ def test_a_parquet_file_keeps_its_schema_and_codecs(tmp_path: Path) -> None:
     path = tmp_path / "c.parquet"
     pq.write_table(table, path, row_group_size=7, compression=codecs)
     etag = content_hash(path, tmp_path / "cache")
-    found = InputObject(str(path), path.stat().st_size, etag, "parquet")
-    (shard,) = cut(found, Columns("text", None), 64_000_000)
+    file = InputObject(str(path), path.stat().st_size, etag, "parquet")
+    (shard,) = cut(file, Columns("text", None), 64_000_000)
     keep = np.arange(50) % 2 == 0
     data = kept_rows(shard, {}, keep)
-    wanted = pq.read_table(path).filter(pa.array(keep))
-    assert pq.read_table(io.BytesIO(data)).equals(wanted, check_metadata=True)
+    expected = pq.read_table(path).filter(pa.array(keep))
+    assert pq.read_table(io.BytesIO(data)).equals(expected, check_metadata=True)
     group = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(0)
     written = [group.column(i).compression for i in range(5)]
     assert written == ["ZSTD", "GZIP", "UNCOMPRESSED", "BROTLI", "BROTLI"]

@@ -21,6 +21,6 @@ def test_an_id_finds_its_document_also_where_another_program_spelled_it(tmp_path
     spec = spec_of(toy_spec(tmp_path))
     number, store = finish_folder(tmp_path), open_store(spec.output, {})
     gold = ["1.0", "2", "2.5", "3", "4.0"]
-    found = answers_for(spec, contents(store, number), "doc_id", gold, ["toxic"])
-    assert found.doc_ids.tolist() == ["1", "2", "2.5", "3.0", None]
-    assert found.in_corpus.tolist() == [True] * 4 + [False]
+    answers = answers_for(spec, contents(store, number), "doc_id", gold, ["toxic"])
+    assert answers.doc_ids.tolist() == ["1", "2", "2.5", "3.0", None]
+    assert answers.in_corpus.tolist() == [True] * 4 + [False]

@@ -96,12 +96,12 @@ def test_an_answer_is_refused_if_another_program_changed_the_file(
         for document in "abc":
             gold.append(line(document))
         CHANGES[change](path)
-        there = path.read_bytes() if path.is_file() else None
+        content = path.read_bytes() if path.is_file() else None
         for _ in range(2):
             with pytest.raises(StorageError, match="your answer was not written; end the review"):
                 gold.append(line("d"))
         assert len(gold.lines) == 3
-    assert (path.read_bytes() if path.is_file() else None) == there
+    assert (path.read_bytes() if path.is_file() else None) == content
 
 
 @pytest.mark.parametrize("how", ["copied", "touched", "restored", "moved and back"])

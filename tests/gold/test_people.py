@@ -1,4 +1,4 @@
-"""People's labels: a crash loses nothing, and the current answer is what a person said last."""
+"""People's labels: a crash loses nothing, and the current answer is a person's last one."""
 
 from __future__ import annotations
 
@@ -73,15 +73,15 @@ def test_current_answers_equal_a_model_in_memory(
         is_label = word in TOPIC.labels
         action = "label" if is_label else word
         gold.append(line(document, word if is_label else None, by=by, action=action))
-        said = history.setdefault((f"hash-{document}", by), [])
-        said.append(word)
+        words = history.setdefault((f"hash-{document}", by), [])
+        words.append(word)
         if word == "undo":
-            del said[-2:]
+            del words[-2:]
     gold.close()
     with GoldFile.open(path, TOPIC) as gold:
         assert len(gold.lines) == len(actions)
         answers = {key: each.label or each.action for key, each in gold.answers.items()}
-    assert answers == {key: said[-1] for key, said in history.items() if said}
+    assert answers == {key: words[-1] for key, words in history.items() if words}
 
 
 WRITER = """
@@ -105,9 +105,9 @@ def test_a_killed_writer_loses_no_line_that_it_reported(path: Path) -> None:
                     GoldFile.open(path, TOPIC)
                 writer.kill()
                 break
-        rest = writer.stdout.read().split()
+        numbers = writer.stdout.read().split()
     assert writer.returncode == -signal.SIGKILL
-    last = int(rest[-1]) if rest else 20
+    last = int(numbers[-1]) if numbers else 20
     with GoldFile.open(path, TOPIC) as gold:  # — the lock ended with the process
         documents = [each.doc_id for each in gold.lines]
         assert documents == list(map(str, range(len(documents)))) and len(documents) > last
@@ -226,7 +226,7 @@ def test_verbs_read_the_current_labels_of_all_tasks_by_content_hash(
         2,
         ("hash-a",),
     )
-    # — a review names documents, tasks and labels as the spec does, whatever it says of its gold
+    # — a review names documents, tasks and labels as the spec does, whatever its `gold` has
     other = with_gold(spec, text="body", columns={"topic": "subject"}, values={"art": "law"})
     assert read_gold(str(path), other).keys == gold.keys
 
@@ -244,7 +244,7 @@ def test_only_the_task_whose_documents_were_chosen_is_named(path: Path, spec_fil
     assert (gold.kind("topic"), gold.kind("quality")) == ("chosen", "people")
 
 
-def test_what_was_skipped_or_undone_says_nothing_about_the_rest(
+def test_skipped_and_undone_documents_do_not_change_the_kind_of_gold(
     path: Path, spec_file: Path
 ) -> None:
     written(
@@ -258,17 +258,17 @@ def test_what_was_skipped_or_undone_says_nothing_about_the_rest(
 
 
 @pytest.mark.parametrize("task", [TOPIC, THEMES])
-@pytest.mark.parametrize(("mine", "other"), [("x", None), (None, "x"), ("x", "y")])
+@pytest.mark.parametrize(("sample", "other"), [("x", None), (None, "x"), ("x", "y")])
 def test_a_file_of_an_audit_takes_no_answer_to_another_document(
-    path: Path, mine: str | None, other: str | None, task: TaskSpec
+    path: Path, sample: str | None, other: str | None, task: TaskSpec
 ) -> None:
-    written(path, line("a", sample=mine))
+    written(path, line("a", sample=sample))
     before = path.read_bytes()
     label = ["art"] if task is THEMES else "art"
     with pytest.raises(SpecError, match=r"to: has (the )?answers .* name a new file"):
         written(path, line("b", label, task=task, sample=other), task=task)
     assert path.read_bytes() == before
-    written(path, line("b", sample=mine))
+    written(path, line("b", sample=sample))
 
 
 @pytest.mark.parametrize(

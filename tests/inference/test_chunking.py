@@ -94,7 +94,9 @@ def test_the_mean_is_the_mean_probability(seed: int, chunks: int) -> None:
 
 
 @given(SEEDS, st.integers(1, 9))
-def test_the_maximum_is_the_chunk_surest_of_the_first_label(seed: int, chunks: int) -> None:
+def test_the_maximum_is_the_chunk_with_the_highest_share_of_the_first_label(
+    seed: int, chunks: int
+) -> None:
     log_probs = some_log_probs(seed, chunks, 3)
     probs = np.exp(log_probs.astype(np.float64))
     surest = (probs[:, 0] / probs.sum(axis=1)).argmax()

@@ -1,4 +1,4 @@
-"""Each answer is that of its own prompt: by each family, schedule and kernel, in any company.
+"""Each answer is that of its own prompt: by each family, schedule and kernel, beside any others.
 
 Random weights; the oracle is one full eager forward for every document, question and label.
 """

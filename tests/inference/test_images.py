@@ -196,10 +196,14 @@ def test_images_of_one_shape_go_through_the_tower_together(
         [alone] = model.with_images([document])
         assert isinstance(read, EmbeddedDocument) and isinstance(alone, EmbeddedDocument)
         assert read == alone == document
-        ours, theirs = read.rows, alone.rows
+        own_rows, alone_rows = read.rows, alone.rows
         for name in ("positions", "is_image"):
-            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
-        pairs = zip((ours.embeddings, *ours.deep), (theirs.embeddings, *theirs.deep), strict=True)
+            np.testing.assert_array_equal(getattr(own_rows, name), getattr(alone_rows, name))
+        pairs = zip(
+            (own_rows.embeddings, *own_rows.deep),
+            (alone_rows.embeddings, *alone_rows.deep),
+            strict=True,
+        )
         for together_states, alone_states in pairs:
             torch.testing.assert_close(together_states, alone_states, rtol=0, atol=1e-5)
 

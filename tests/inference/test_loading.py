@@ -1,4 +1,4 @@
-"""What a configuration tells of a model: how long a prompt it reads, or why it is refused."""
+"""A model's configuration: how long a prompt it reads, or why it is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory that a batch takes is what the formula says, as the allocator counts it."""
+"""The memory that a batch takes is that of the formula, as the allocator counts it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def wide_model(family: str, **changes: Any) -> LoadedModel:
     ],
 )
 @pytest.mark.parametrize("documents, tokens", [(1, 3_000), (12, 200)])
-def test_a_batch_takes_what_the_plan_says_within_15_percent(
+def test_a_batch_takes_the_planned_memory_within_15_percent(
     family: str, changes: dict[str, Any], documents: int, tokens: int
 ) -> None:
     model, source = wide_model(family, **changes), random.Random(0)
@@ -92,7 +92,7 @@ def test_little_memory_makes_batches_small_and_much_does_not_make_them_large() -
     assert small.prefix_bytes + small.shape.batch_bytes(small.max_batch_tokens) <= 10_000_000
 
 
-def test_a_kept_prefix_takes_what_the_plan_says(tiny_model: Callable[[str], LoadedModel]) -> None:
+def test_a_kept_prefix_takes_the_planned_memory(tiny_model: Callable[[str], LoadedModel]) -> None:
     model = tiny_model("llama")
     planned = plan_memory(model, prefix_tokens=20, free_bytes=1 << 40, most_tokens=1)
     kept = prefill(model, PROMPT.prefix)

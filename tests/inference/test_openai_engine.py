@@ -50,23 +50,23 @@ def tokens(documents: list[str]) -> list[list[int]]:
 def test_labels_get_the_probability_of_the_tokens_that_begin_them(chat: FakeChat) -> None:
     own, read = engine(chat, concurrency=3), list[int]()
     chat.slow_s = 0.01
-    found = own.label(tokens(DOCUMENTS), on_batch=read.extend)
-    assert sorted(read) == [*range(12)] and not found.refused
+    result = own.label(tokens(DOCUMENTS), on_batch=read.extend)
+    assert sorted(read) == [*range(12)] and not result.refused
     questions = ("Rude?", "About what?")
     assert chat.asked == Counter(asked(text, q) for text in DOCUMENTS for q in questions)
     assert 1 < chat.at_once <= 3
-    by_question = [np.exp(of_question) for of_question in found.log_probs]
+    by_question = [np.exp(of_question) for of_question in result.log_probs]
     for text, rude, topic in zip(DOCUMENTS, *by_question, strict=True):
         p = shares(asked(text, "Rude?"))
         expected = [p["Yes"] + p[" yes"] + p["Y"], p["No"] + p["no."]]
         np.testing.assert_allclose(rude, expected, rtol=1e-5)
         np.testing.assert_allclose(topic, [0.6, 0.3, 0.05, 0], rtol=1e-5)
-    assert found.usage.prefix_tokens_computed == chat.tokens
-    assert found.usage.question_tokens_computed == found.usage.requests == 24
-    assert found.usage.not_returned == pytest.approx(24 * 0.035)
+    assert result.usage.prefix_tokens_computed == chat.tokens
+    assert result.usage.question_tokens_computed == result.usage.requests == 24
+    assert result.usage.not_returned == pytest.approx(24 * 0.035)
     assert own.metadata["not_returned"] == "0.035000"
     [alone] = own.label(tokens(DOCUMENTS[:2]), tasks=["topic"]).log_probs
-    np.testing.assert_array_equal(alone, found.log_probs[1][:2])
+    np.testing.assert_array_equal(alone, result.log_probs[1][:2])
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_a_token_is_of_the_label_that_it_begins(token: str, label: int | None) -
 
 @given(text=st.text(st.characters(codec="utf-8"), max_size=40))
 def test_the_tokens_of_a_text_are_its_bytes_and_cut_no_character(text: str) -> None:
-    found = ENCODER.encode(text)
-    parts = [decode([token]) for token in found]
-    assert decode(found) == "".join(parts) == text
+    ids = ENCODER.encode(text)
+    parts = [decode([token]) for token in ids]
+    assert decode(ids) == "".join(parts) == text
     places = ENCODER.offsets(text)
     assert [text[start:end] for start, end in places] == parts
     sizes = [len(part.encode()) for part in parts]
@@ -102,11 +102,13 @@ def test_chunks_that_do_not_overlap_have_every_character_once() -> None:
     assert "".join(map(decode, (*chunks[:-1], chunks[-1][repeated:]))) == text
 
 
-def test_a_busy_server_is_asked_again_as_it_says(chat: FakeChat, short_waits: None) -> None:
+def test_a_busy_server_is_asked_again_after_its_retry_after(
+    chat: FakeChat, short_waits: None
+) -> None:
     chat.faults.extend([429, 500, DROP, 503])
     own = engine(chat, concurrency=1)
-    found = own.label(tokens(DOCUMENTS[:1]), tasks=["toxic"])
-    assert chat.asked.total() == 5 and chat.paid.total() == found.usage.requests == 1
+    result = own.label(tokens(DOCUMENTS[:1]), tasks=["toxic"])
+    assert chat.asked.total() == 5 and chat.paid.total() == result.usage.requests == 1
     for chat.retry_after in (formatdate(time.time() + 3, usegmt=True), "1", "soon"):
         chat.faults.append(429)
         own.label(tokens(DOCUMENTS[:1]), tasks=["toxic"])
@@ -148,21 +150,19 @@ def test_a_rate_limit_is_waited_for_while_others_are_answered(
             chat.faults_of.clear()
 
     chat.faults_of, chat.slow_s = {"Document 0,": 429}, 0.1
-    found = engine(chat, concurrency=2, patience_s=1.0).label(tokens(DOCUMENTS), on_batch=report)
-    assert not found.refused and not any(np.isnan(p).any() for p in found.log_probs)
+    result = engine(chat, concurrency=2, patience_s=1.0).label(tokens(DOCUMENTS), on_batch=report)
+    assert not result.refused and not any(np.isnan(p).any() for p in result.log_probs)
     # — each question is a sign of life, and each document is reported when it is answered
     assert Counter(map(len, reports)) == {0: 24, 1: 12} and reports[-1] == [0]
 
 
 @pytest.mark.parametrize("status", [429, 503, 500])
-def test_a_document_is_not_blamed_for_a_rate_limit(
-    status: int, chat: FakeChat, short_waits: None
-) -> None:
+def test_a_rate_limit_fails_no_document(status: int, chat: FakeChat, short_waits: None) -> None:
     chat.faults_of, chat.slow_s = {"Document 1,": status}, 0.08
     own = engine(chat, concurrency=4, patience_s=1.0)
     if status == 500:
-        found = own.label(tokens(DOCUMENTS))
-        assert found.refused == {1: "the server does not answer it: status 500"}
+        result = own.label(tokens(DOCUMENTS))
+        assert result.refused == {1: "the server does not answer it: status 500"}
     else:
         with pytest.raises(ServerError, match=f"gives no answer .*status {status}: .*run again"):
             own.label(tokens(DOCUMENTS))
@@ -171,9 +171,9 @@ def test_a_document_is_not_blamed_for_a_rate_limit(
 
 def test_a_refused_document_fails_alone(chat: FakeChat) -> None:
     chat.refuses = "Document 7,"
-    found = engine(chat).label(tokens(DOCUMENTS))
-    assert found.refused == {7: "the server refuses it: status 400, context_length_exceeded"}
-    assert np.isnan(found.log_probs[0]).any(axis=1).tolist() == [n == 7 for n in range(12)]
+    result = engine(chat).label(tokens(DOCUMENTS))
+    assert result.refused == {7: "the server refuses it: status 400, context_length_exceeded"}
+    assert np.isnan(result.log_probs[0]).any(axis=1).tolist() == [n == 7 for n in range(12)]
 
 
 def test_another_model_behind_the_url_is_refused_by_both_names(chat: FakeChat) -> None:
@@ -200,7 +200,7 @@ def test_a_server_without_log_probabilities_is_refused_at_once(
 
 
 @pytest.mark.parametrize(
-    "status, said",
+    "status, message",
     [
         (401, "api_key_env: .*: status 401: fault 401"),
         (404, "base_url: .*: status 404: fault 404"),
@@ -209,15 +209,15 @@ def test_a_server_without_log_probabilities_is_refused_at_once(
     ],
 )
 def test_a_server_that_refuses_the_first_request_is_a_mistake_in_the_spec(
-    status: int, said: str, chat: FakeChat
+    status: int, message: str, chat: FakeChat
 ) -> None:
     chat.always, chat.page = status, b"<html>moved</html>" if status == 301 else b""
-    with pytest.raises(SpecError, match=f"model.{said}"):
+    with pytest.raises(SpecError, match=f"model.{message}"):
         engine(chat).prove()
     assert chat.asked.total() == 1
 
 
-def test_nobody_at_the_url_is_said_within_seconds(
+def test_an_unreachable_url_is_reported_within_seconds(
     chat: FakeChat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.inference.openai_client.FIRST_PATIENCE_S", 0.2)
@@ -266,18 +266,18 @@ def test_a_run_never_costs_more_than_it_may_and_goes_on_where_it_ended(
     file, documents = tmp_path / "answers" / "journal", tokens(DOCUMENTS)
     whole = engine(chat)
     whole.label(documents)
-    everything, most = Counter(chat.paid), cost(chat) / 2
+    all_paid, most = Counter(chat.paid), cost(chat) / 2
     chat.paid.clear()
     chat.tokens = 0
-    for run in "aabcdef":  # — `a` dies, and its next process knows what it spent
+    for run in "aabcdef":  # — `a` dies, and its next process has what it spent
         own = engine(chat, Journal(file, run), price=PRICE, max_cost=most)
         before = cost(chat) if run != "a" else 0.0
         try:
             own.label(documents)
         except ServerError as error:
             assert "--max-cost" in str(error) and error.exit_code == 3
-        assert before < cost(chat) <= before + most or chat.paid == everything
-    assert chat.paid == everything  # nothing was paid twice
+        assert before < cost(chat) <= before + most or chat.paid == all_paid
+    assert chat.paid == all_paid  # nothing was paid twice
 
 
 def test_a_request_without_an_answer_in_time_counts_before_it_is_repeated(
@@ -302,9 +302,9 @@ def test_paid_answers_are_kept_until_their_shard_is_committed(
         opened.write(b'{"key": "cut o')  # — killed while it wrote
     again = engine(chat, Journal(file, "run"))
     again.begin_shard()
-    found = again.label(documents[:4])
-    assert chat.paid.total() == 8 and found.usage.prefix_tokens_computed == 0
-    for one, other in zip(first.log_probs, found.log_probs, strict=True):
+    result = again.label(documents[:4])
+    assert chat.paid.total() == 8 and result.usage.prefix_tokens_computed == 0
+    for one, other in zip(first.log_probs, result.log_probs, strict=True):
         np.testing.assert_array_equal(one, other)
     again.begin_shard()  # — the one before was not committed
     again.label(documents[4:6])

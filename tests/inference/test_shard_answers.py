@@ -1,4 +1,4 @@
-"""What is kept of a task's answers is what every label's probability says, in bounded memory."""
+"""What is kept of a task's answers is that of all labels' probabilities, in bounded memory."""
 
 from __future__ import annotations
 

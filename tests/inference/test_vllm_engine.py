@@ -73,17 +73,17 @@ def test_its_answers_are_those_of_assays_own_engine(
     twin = TwinOfVllm(make_network("llama").eval())
     read: list[int] = []
     engine = VllmEngine(twin, PROMPT, version="0", device="cpu")
-    found = engine.label(DOCUMENTS, on_batch=read.extend)
+    result = engine.label(DOCUMENTS, on_batch=read.extend)
     expected = own.label(DOCUMENTS)
     assert read == [0, 1, 2] and twin.prompts == 3 * (1 + 4)
     # — 3 of the prefix, but 1 is cached; then the document, the question, and a label's tokens
     below = 2 + sum(1 + label_tokens for label_tokens in (0, 1, 1, 2))
     read_tokens = sum(5 * (2 + len(document)) + below for document in DOCUMENTS)
-    assert found.usage == Usage(8, read_tokens - 8)
-    for mine, other in zip(found.log_probs, expected.log_probs, strict=True):
-        np.testing.assert_allclose(mine, other, rtol=0, atol=1e-5)
+    assert result.usage == Usage(8, read_tokens - 8)
+    for row, other in zip(result.log_probs, expected.log_probs, strict=True):
+        np.testing.assert_allclose(row, other, rtol=0, atol=1e-5)
     [alone] = engine.label(DOCUMENTS, tasks=["full"]).log_probs
-    np.testing.assert_array_equal(alone, found.log_probs[1])
+    np.testing.assert_array_equal(alone, result.log_probs[1])
     assert engine.label([], tasks=["full"]).log_probs[0].shape == (0, 3)
     assert engine.label(DOCUMENTS, tasks=[]).log_probs == ()
 
@@ -104,9 +104,9 @@ def test_a_node_of_many_tokens_is_asked_about_several_times(
     prompt = PromptTokens((11,), (Question("many", (5,), labels),))
     twin = TwinOfVllm(make_network("llama").eval())
     engine = VllmEngine(twin, prompt, version="0", device="cpu")
-    [found] = engine.label([[20, 21]]).log_probs
+    [actual] = engine.label([[20, 21]]).log_probs
     own = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=1_000)
-    np.testing.assert_allclose(found, own.label([[20, 21]]).log_probs[0], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(actual, own.label([[20, 21]]).log_probs[0], rtol=0, atol=1e-5)
     assert twin.prompts == 3 + 280 and twin.most_tokens == 128
 
 

@@ -54,8 +54,8 @@ class Output:
         return open_labels(self.store.url).to_table()
 
     def damages(self) -> list[str]:
-        found = verify(self.store, last_contents(self.store, "job"), self.corpus.cache_dir, {})
-        return [str(damage) for damage in found.damages]
+        result = verify(self.store, last_contents(self.store, "job"), self.corpus.cache_dir, {})
+        return [str(damage) for damage in result.damages]
 
     def key(self, folder: str, number: int = 0) -> str:
         keys = [stored.key for stored in self.store.list(folder)]
@@ -163,7 +163,7 @@ def check_reading(output: Output, key: str, truth: pa.Table, must_be_named: bool
 
 
 def follow_advice(output: Output) -> None:
-    """Runs, and deletes what the run and `verify` name, as they say."""
+    """Runs, and deletes what the run and `verify` name."""
     for _ in range(3):
         try:
             output.run()
@@ -283,7 +283,7 @@ def test_a_copy_of_an_output_is_brought_up_to_date_and_damage_in_it_is_named(
     copies: list[Store] = [MemoryStore() if of_a_bucket else LocalStore(tmp_path / "copy")]
     for each in output.store.list(""):
         copies[0].create(each.key, output.store.read(each.key))
-    if not of_a_bucket:  # — the etags of another disk say nothing of the content
+    if not of_a_bucket:  # — the etags of another disk do not depend on the content
         assert (copied := Output(copies[0], output.corpus)).rows().equals(output.rows())
         assert copied.damages() == []
     copy = Output(Recording(copies[0]), output.corpus)

@@ -145,6 +145,6 @@ def test_psi_is_the_sum_by_hand(before: list[int], after: list[int]) -> None:
 
 
 def test_counts_of_zero_give_no_drift() -> None:
-    nothing = np.zeros(2, dtype=np.int64)
-    assert psi(nothing, np.array([1, 2])) == psi(nothing, nothing) == 0.0
-    assert shares(nothing).tolist() == [0, 0]
+    no_counts = np.zeros(2, dtype=np.int64)
+    assert psi(no_counts, np.array([1, 2])) == psi(no_counts, no_counts) == 0.0
+    assert shares(no_counts).tolist() == [0, 0]

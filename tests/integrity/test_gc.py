@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import pytest
 from finished import FILES, LABELS, commit_all, finish, read_parquet, toy_fingerprints
 from memory_store import Recording
-from several_specs import DAY_S, FOREIGN, Everything
+from several_specs import DAY_S, FOREIGN, SharedOutput
 
 from pipeline.integrity.gc import collect_garbage
 from pipeline.integrity.verify import verify
@@ -78,78 +78,78 @@ def no_counts(keys: Iterable[str]) -> set[str]:
     [(0, 1, 7), (0, 2, 0), (1, 1, 20), (1, 2, 7), (2, 1, 0), (2, 1, 7), (2, 2, 0)],
 )
 def test_of_any_history_of_three_specs_what_is_named_or_young_stays_and_nothing_else(
-    everything: Everything, seed: int, keep: int, days: float, monkeypatch: pytest.MonkeyPatch
+    shared: SharedOutput, seed: int, keep: int, days: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, store = random.Random(seed), everything.store
+    source, store = random.Random(seed), shared.store
     if seed == 2:
         monkeypatch.setattr("pipeline.ledger.snapshots.GROUP_SHARDS", 2)
         # — its run was killed before it wrote the snapshot
         store.create("snapshots/00000099.parquet", b"PAR1")
     for step in range(12):
-        everything.clock.now_s += source.uniform(0, 6) * DAY_S
+        shared.clock.now_s += source.uniform(0, 6) * DAY_S
         match source.choice(["edit", "finish", "finish", "begin", "begin", "parts", "retry"]):
             case "edit":
-                everything.corpus.write_file(source.randrange(FILES), seed=step)
+                shared.corpus.write_file(source.randrange(FILES), seed=step)
             case "finish":
-                everything.finish(source.choice("abc"), version=source.choice("123"))
+                shared.finish(source.choice("abc"), version=source.choice("123"))
             case "begin":
-                everything.begin(source.choice("1234"), source.randrange(2), 2)
+                shared.begin(source.choice("1234"), source.randrange(2), 2)
             case "parts":
-                everything.begin(source.choice("1234"), source.randrange(4))
+                shared.begin(source.choice("1234"), source.randrange(4))
             case "retry":
-                everything.try_again(source.choice("1234"))
+                shared.try_again(source.choice("1234"))
     store.create("attempts/x/0-3-abc", b"")
     for key in FOREIGN:
         store.create(key, b"mine")
-    everything.clock.now_s += source.uniform(0, 6) * DAY_S
-    before = everything.keys
-    ages = {key: everything.clock.now_s - made for key, made in everything.made_s.items()}
+    shared.clock.now_s += source.uniform(0, 6) * DAY_S
+    before = shared.keys
+    ages = {key: shared.clock.now_s - made for key, made in shared.made_s.items()}
     expected = no_counts(model(store, keep, ages, days))
-    dry = everything.gc(keep, delete=False, older_than_days=days)
-    assert everything.keys == before and not dry.deleted
+    dry = shared.gc(keep, delete=False, older_than_days=days)
+    assert shared.keys == before and not dry.deleted
     assert no_counts(dry.keys) == no_counts(before) - expected
-    done = everything.gc(keep, older_than_days=days)
-    assert no_counts(everything.keys) == expected and done.keys == dry.keys
-    assert everything.gc(keep, older_than_days=days).keys == ()
+    done = shared.gc(keep, older_than_days=days)
+    assert no_counts(shared.keys) == expected and done.keys == dry.keys
+    assert shared.gc(keep, older_than_days=days).keys == ()
     for number in done.kept_snapshots:
         snapshot = contents(store, number)
-        assert verify(store, snapshot, everything.corpus.cache_dir, {}).intact
+        assert verify(store, snapshot, shared.corpus.cache_dir, {}).intact
 
 
-def test_of_snapshots_that_are_not_kept_only_the_headers_are_read(everything: Everything) -> None:
-    numbers = [everything.finish("a", version) for version in "123"]
-    reading = Recording(everything.store)
-    found = collect_garbage(everything.spec, keep=1, delete=False, older_than_days=0, store=reading)
-    assert found.kept_snapshots == (numbers[-1],)
+def test_of_snapshots_that_are_not_kept_only_the_headers_are_read(shared: SharedOutput) -> None:
+    numbers = [shared.finish("a", version) for version in "123"]
+    reading = Recording(shared.store)
+    result = collect_garbage(shared.spec, keep=1, delete=False, older_than_days=0, store=reading)
+    assert result.kept_snapshots == (numbers[-1],)
     tables = [key for key in reading.read_keys if key.endswith(".parquet")]
     assert [key for key in tables if key.startswith("snapshots/")] == [manifest_key(numbers[-1])]
     assert {key.partition("/")[0] for key in tables} == {"snapshots", "counts"}
 
 
 def test_gc_of_one_spec_keeps_the_unfinished_and_the_unpublished_work_of_the_other(
-    everything: Everything,
+    shared: SharedOutput,
 ) -> None:
     """B takes four weeks, a shard on some evenings, and A cleans up each week."""
-    everything.finish("a", "1")
-    shards = everything.corpus.shards(everything.store)
-    everything.store.create(index_key(1), b"whatever shards it has")
+    shared.finish("a", "1")
+    shards = shared.corpus.shards(shared.store)
+    shared.store.create(index_key(1), b"whatever shards it has")
     begun: set[str] = set()
     for number in range(len(shards)):
-        everything.clock.now_s += 28 / len(shards) * DAY_S
-        begun |= everything.begin("of b", number)
-        everything.finish("a", str(number))
-        everything.gc(1, older_than_days=7)
-        assert begun <= everything.keys
+        shared.clock.now_s += 28 / len(shards) * DAY_S
+        begun |= shared.begin("of b", number)
+        shared.finish("a", str(number))
+        shared.gc(1, older_than_days=7)
+        assert begun <= shared.keys
     assert len(begun) == len(LABELS) * (1 + len(shards))
-    everything.clock.now_s += 8 * DAY_S
-    assert begun & {*everything.gc(1, delete=False, older_than_days=7).keys}, "it is given up"
-    everything.finish("b", "of b")
-    everything.gc(1, older_than_days=7)
-    assert begun <= everything.keys and index_key(1) in everything.keys
+    shared.clock.now_s += 8 * DAY_S
+    assert begun & {*shared.gc(1, delete=False, older_than_days=7).keys}, "it is too old"
+    shared.finish("b", "of b")
+    shared.gc(1, older_than_days=7)
+    assert begun <= shared.keys and index_key(1) in shared.keys
 
 
 def test_answers_that_published_ones_are_made_of_stay_until_their_shard_is_gone(
-    everything: Everything,
+    shared: SharedOutput,
 ) -> None:
     """The stages of a cascade, also for other thresholds, and answers without a condition."""
     store, shards = everything.store, everything.corpus.shards(everything.store)
@@ -164,44 +164,44 @@ def test_answers_that_published_ones_are_made_of_stay_until_their_shard_is_gone(
     other = toy_fingerprints("of no snapshot")
     commit_all(store, shards, other)
     finish(store, shards, versions, "job")
-    unneeded = everything.gc(1).keys
+    unneeded = shared.gc(1).keys
     assert unneeded and {key.split("/")[2] for key in unneeded} == {
         name for each in other.values() for name in (each.id, f"{each.id}.json")
     }
-    gone = {shard.id for shard in shards if shard.path.endswith("1.jsonl")}
-    (everything.corpus.folder / "1.jsonl").unlink()
-    finish(store, everything.corpus.shards(store), versions, "job")
-    removed = [parse_key(key) for key in everything.gc(1).keys]
+    removed_sids = {shard.id for shard in shards if shard.path.endswith("1.jsonl")}
+    (shared.corpus.folder / "1.jsonl").unlink()
+    finish(store, shared.corpus.shards(store), versions, "job")
+    removed = [parse_key(key) for key in shared.gc(1).keys]
     labels = [key for key in removed if key is not None and key.folder == "labels/"]
     assert len(labels) == 6 * len(gone) and {key.sid for key in labels} == gone
 
 
-def test_counts_before_the_last_checkpoint_go(everything: Everything) -> None:
-    everything.finish("a", "1")
-    file = next(everything.store.list("labels/"))
+def test_counts_before_the_last_checkpoint_go(shared: SharedOutput) -> None:
+    shared.finish("a", "1")
+    file = next(shared.store.list("labels/"))
     for _ in range(CHECKPOINT + 2):
-        log_counts(everything.store, [FileCounts(file.key, file.etag, "hash", 0)])
-    numbers = object_numbers(everything.store, counts_key)
+        log_counts(shared.store, [FileCounts(file.key, file.etag, "hash", 0)])
+    numbers = object_numbers(shared.store, counts_key)
     checkpoint = max(number for number in numbers if number % CHECKPOINT == 0)
-    everything.clock.now_s += DAY_S
-    before = logged_counts(everything.store)
-    everything.gc(1, older_than_days=0)
-    left = object_numbers(everything.store, counts_key)
+    shared.clock.now_s += DAY_S
+    before = logged_counts(shared.store)
+    shared.gc(1, older_than_days=0)
+    left = object_numbers(shared.store, counts_key)
     assert left == [number for number in numbers if number >= checkpoint]
-    assert logged_counts(everything.store).equals(before)
+    assert logged_counts(shared.store).equals(before)
 
 
 def test_the_log_of_counts_begins_again_without_those_of_deleted_files(
-    everything: Everything,
+    shared: SharedOutput,
 ) -> None:
     for version in "123":
-        everything.finish("a", version)
-    shown, logged = contents(everything.store).files, logged_counts(everything.store)
-    dry = everything.gc(1, delete=False)
-    assert everything.gc(1).keys == dry.keys and counts_key(1) in dry.keys
+        shared.finish("a", version)
+    shown, logged = contents(shared.store).files, logged_counts(shared.store)
+    dry = shared.gc(1, delete=False)
+    assert shared.gc(1).keys == dry.keys and counts_key(1) in dry.keys
     assert logged.num_rows > 2 * shown.num_rows
-    assert object_numbers(everything.store, counts_key) == [CHECKPOINT]
-    assert logged_counts(everything.store).num_rows == shown.num_rows
-    assert everything.gc(1).keys == ()
-    everything.finish("a", "4")  # — each later entry follows the checkpoint
-    assert object_numbers(everything.store, counts_key) == [CHECKPOINT, CHECKPOINT + 1]
+    assert object_numbers(shared.store, counts_key) == [CHECKPOINT]
+    assert logged_counts(shared.store).num_rows == shown.num_rows
+    assert shared.gc(1).keys == ()
+    shared.finish("a", "4")  # — each later entry follows the checkpoint
+    assert object_numbers(shared.store, counts_key) == [CHECKPOINT, CHECKPOINT + 1]

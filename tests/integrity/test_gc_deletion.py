@@ -13,7 +13,7 @@ import memory_store
 import pytest
 from finished import LABELS, finish, toy_fingerprints
 from memory_store import MemoryStore, Recording
-from several_specs import DAY_S, Everything
+from several_specs import DAY_S, SharedOutput
 
 from pipeline.cli import main
 from pipeline.errors import RefusedError, StorageError
@@ -25,50 +25,50 @@ from pipeline.stores.local import LocalStore
 from pipeline.stores.store import PROBE_KEY, Store, StoredObject, check_create_only
 
 
-def test_snapshots_are_deleted_before_the_files_that_they_name(everything: Everything) -> None:
-    everything.store = recording = Recording(everything.store)
+def test_snapshots_are_deleted_before_the_files_that_they_name(shared: SharedOutput) -> None:
+    shared.store = recording = Recording(shared.store)
     for version in "123":
-        everything.finish("job", version)
-    assert everything.gc(1).keys == tuple(recording.deleted[:-1])
+        shared.finish("job", version)
+    assert shared.gc(1).keys == tuple(recording.deleted[:-1])
     assert recording.deleted[-1].startswith("attempts/in-use/gc-"), "its own mark"
     kinds = [key.partition("/")[0] for key in recording.deleted]
     assert kinds[:4] == ["snapshots"] * 4 and "snapshots" not in kinds[4:] and "labels" in kinds
 
 
-def test_nothing_is_deleted_where_a_snapshot_is_broken(everything: Everything) -> None:
-    everything.finish("job", "1")
-    everything.store.create("snapshots/00000002.json", b"{")
-    before = everything.keys
+def test_nothing_is_deleted_where_a_snapshot_is_broken(shared: SharedOutput) -> None:
+    shared.finish("job", "1")
+    shared.store.create("snapshots/00000002.json", b"{")
+    before = shared.keys
     with pytest.raises(StorageError, match=r"00000002\.json: is not a snapshot"):
-        everything.gc(1)
-    assert everything.keys == before
+        shared.gc(1)
+    assert shared.keys == before
 
 
-def test_while_any_of_several_runs_is_active_nothing_is_deleted(everything: Everything) -> None:
+def test_while_any_of_several_runs_is_active_nothing_is_deleted(shared: SharedOutput) -> None:
     for version in "12":
-        everything.finish("job", version)
-    before = everything.keys
+        shared.finish("job", version)
+    before = shared.keys
     with ExitStack() as runs:
-        runs.enter_context(in_use(everything.store))
-        with in_use(everything.store):
+        runs.enter_context(in_use(shared.store))
+        with in_use(shared.store):
             pass
         with pytest.raises(RefusedError, match=r"a run writes to this output .* 10 minutes"):
-            everything.gc(1)
-        assert before < everything.keys
-        assert everything.gc(1, delete=False).keys, "a dry run only reads"
-    assert everything.keys == before, "a run leaves no mark"
+            shared.gc(1)
+        assert before < shared.keys
+        assert shared.gc(1, delete=False).keys, "a dry run only reads"
+    assert shared.keys == before, "a run leaves no mark"
     # — a killed run leaves one, which ends by itself, and which gc deletes
-    everything.store.create("attempts/in-use/run-killed", b"")
-    everything.clock.now_s += ENDED_AFTER_S - 60
+    shared.store.create("attempts/in-use/run-killed", b"")
+    shared.clock.now_s += ENDED_AFTER_S - 60
     with pytest.raises(RefusedError):
-        everything.gc(1)
-    everything.clock.now_s += 60
-    removed = everything.gc(1).keys
+        shared.gc(1)
+    shared.clock.now_s += 60
+    removed = shared.gc(1).keys
     assert "attempts/in-use/run-killed" in removed and "snapshots/00000001.json" in removed
 
 
 def test_a_run_of_hours_renews_its_mark(
-    everything: Everything, monkeypatch: pytest.MonkeyPatch
+    shared: SharedOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempts, "RENEWED_AFTER_S", 0.001)
     marks: set[str] = set()
@@ -82,15 +82,15 @@ def test_a_run_of_hours_renews_its_mark(
         return create(self, key, data)
 
     monkeypatch.setattr(MemoryStore, "create", spy)
-    with in_use(everything.store):
-        everything.clock.now_s += 3 * ENDED_AFTER_S
+    with in_use(shared.store):
+        shared.clock.now_s += 3 * ENDED_AFTER_S
         renewed.clear()
         marks.clear()
         assert renewed.wait(60)
         with pytest.raises(RefusedError):
-            everything.gc(1)
-        assert len(everything.keys) <= 2, "a mark is replaced"
-    assert everything.keys == set()
+            shared.gc(1)
+        assert len(shared.keys) <= 2, "a mark is replaced"
+    assert shared.keys == set()
 
 
 class Interrupted(Recording):
@@ -125,15 +125,15 @@ class Interrupted(Recording):
 
 @pytest.mark.parametrize("ends_before_gc", [True, False])
 def test_a_run_at_any_moment_of_gc_keeps_its_files_or_one_of_the_two_is_refused(
-    ends_before_gc: bool, everything: Everything
+    ends_before_gc: bool, shared: SharedOutput
 ) -> None:
     """The run publishes old answers again, so gc would delete the files of the new snapshot."""
     refused: set[str] = set()
-    finished = everything.store
+    finished = shared.store
     assert isinstance(finished, MemoryStore)
     for version in "12":
-        everything.finish("job", version)
-    shards = everything.corpus.shards(finished)
+        shared.finish("job", version)
+    shards = shared.corpus.shards(finished)
     for number in range(1, 40):
         store = MemoryStore(_objects=finished._objects.copy())
         with ExitStack() as active:
@@ -149,15 +149,15 @@ def test_a_run_at_any_moment_of_gc_keeps_its_files_or_one_of_the_two_is_refused(
                 if ends_before_gc:
                     active.close()
 
-            everything.store = Interrupted(store, number, run)
+            shared.store = Interrupted(store, number, run)
             try:
-                everything.gc(1)
+                shared.gc(1)
             except RefusedError:
                 refused.add("gc")
         keys = {stored.key for stored in store.list("")}
         assert {*contents(store).files["key"].to_pylist()} <= keys, number
         assert not any(key.startswith("attempts/in-use/") for key in keys)
-        if everything.store.operations < number:
+        if shared.store.operations < number:
             break
     else:
         pytest.fail("gc has more operations")
@@ -165,16 +165,16 @@ def test_a_run_at_any_moment_of_gc_keeps_its_files_or_one_of_the_two_is_refused(
     assert refused == ({"run"} if ends_before_gc else {"run", "gc"})
 
 
-def test_gc_that_was_killed_is_waited_for_ten_minutes(everything: Everything) -> None:
-    everything.finish("job", "1")
-    everything.store.create("attempts/in-use/gc-killed", b"")
-    everything.clock.now_s += ENDED_AFTER_S - 60
+def test_gc_that_was_killed_is_waited_for_ten_minutes(shared: SharedOutput) -> None:
+    shared.finish("job", "1")
+    shared.store.create("attempts/in-use/gc-killed", b"")
+    shared.clock.now_s += ENDED_AFTER_S - 60
     with pytest.raises(RefusedError, match="or, if it was killed, for 10 minutes"):
-        everything.store.create("attempts/in-use/run-other", b"")
-        with in_use(everything.store):
+        shared.store.create("attempts/in-use/run-other", b"")
+        with in_use(shared.store):
             pass
-    everything.clock.now_s += 60
-    with in_use(everything.store):
+    shared.clock.now_s += 60
+    with in_use(shared.store):
         pass
 
 
@@ -193,31 +193,31 @@ def test_a_clock_that_is_a_week_ahead_ends_no_run_and_makes_no_object_old(
     assert everything.gc(1, older_than_days=7).keys
 
 
-def test_a_new_input_is_neither_cut_nor_written_down(everything: Everything) -> None:
-    check_create_only(everything.store)
-    assert everything.gc(1).keys == ()
-    assert everything.keys == {PROBE_KEY}
+def test_a_new_input_is_neither_cut_nor_written_down(shared: SharedOutput) -> None:
+    check_create_only(shared.store)
+    assert shared.gc(1).keys == ()
+    assert shared.keys == {PROBE_KEY}
 
 
-def test_the_command_deletes_only_when_told_and_keeps_at_least_one(
+def test_the_command_deletes_only_with_the_option_and_keeps_at_least_one(
     store: LocalStore,
-    everything: Everything,
+    shared: SharedOutput,
     write_spec: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    everything.store = store
+    shared.store = store
     for version in "12":
-        everything.finish("job", version)
-    wanted = {"path": str(everything.corpus.folder), "id": "id"}
-    spec = str(write_spec(input=wanted, output=str(store.root)))
-    monkeypatch.setenv("ASSAY_CACHE", str(everything.corpus.cache_dir))
-    before = everything.keys
+        shared.finish("job", version)
+    input_keys = {"path": str(shared.corpus.folder), "id": "id"}
+    spec = str(write_spec(input=input_keys, output=str(store.root)))
+    monkeypatch.setenv("ASSAY_CACHE", str(shared.corpus.cache_dir))
+    before = shared.keys
     assert main(["gc", spec, "--keep", "1", "--delete"]) == 0
-    assert everything.keys == before, "all of it is a second old"
+    assert shared.keys == before, "all of it is a second old"
     assert "there is nothing to delete" in capsys.readouterr().out
     assert main(["gc", spec, "--keep", "1", "--older-than", "0"]) == 0
-    assert "nothing was deleted" in capsys.readouterr().out and everything.keys == before
+    assert "nothing was deleted" in capsys.readouterr().out and shared.keys == before
     assert main(["gc", spec, "--keep", "1", "--older-than", "-1"]) == 2
     assert capsys.readouterr().err.startswith("--older-than: write 0 or more days")
     assert main(["gc", spec, "--older-than", "0"]) == 0
@@ -225,12 +225,12 @@ def test_the_command_deletes_only_when_told_and_keeps_at_least_one(
     assert main(["gc", spec, "--delete"]) == 2
     assert capsys.readouterr().err.startswith("--keep: missing; write how many snapshots of each")
     assert main(["gc", spec, "--keep", "0", "--delete"]) == 2
-    assert capsys.readouterr().err.startswith("--keep: at least one") and everything.keys == before
+    assert capsys.readouterr().err.startswith("--keep: at least one") and shared.keys == before
     assert main(["gc", spec, "--keep", "1", "--older-than", "0", "--delete", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert before - everything.keys == set(found["keys"]) and found["deleted"] is True
-    assert found["prefixes"]["specs/"] == {
+    result = json.loads(capsys.readouterr().out)
+    assert before - shared.keys == set(result["keys"]) and result["deleted"] is True
+    assert result["prefixes"]["specs/"] == {
         "objects": len(LABELS),
         "size_bytes": sum(len(f.json()) for f in toy_fingerprints("1").values()),
     }
-    assert spec_key("toxic", toy_fingerprints("2")["toxic"].id) in everything.keys
+    assert spec_key("toxic", toy_fingerprints("2")["toxic"].id) in shared.keys

@@ -42,7 +42,7 @@ Look = Callable[[Store], VerifyResult]
 
 
 def accept(store: Store) -> None:
-    """Writes into the snapshot the hashes that are there now, so that only content can tell."""
+    """Writes into the snapshot the hashes that are there now, so that only the content shows it."""
     write_files(store, lambda file: sealed_hash(store.read(file["key"])) or file["hash"])
 
 
@@ -114,7 +114,7 @@ NOT_READ = "does not exist in schema"
         (lambda table: b"PAR1", [CHANGED]),
         (
             lambda table: table.replace_schema_metadata(OTHER),
-            [f"its metadata says {name}" for name in ("task 'topic'", "fp 'ffff", "shard None")],
+            [f"its metadata has {name}" for name in ("task 'topic'", "fp 'ffff", "shard None")],
         ),
     ],
     ids=["another order", "a lost row", "other columns", "no parquet", "another version"],
@@ -125,10 +125,10 @@ def test_a_label_file_with_other_content_is_named_with_what_is_wrong(
     key = keys_of(finished)[0]
     rows = read_parquet(finished, key).num_rows
     edit(finished, key, change)
-    found = damages(look(finished))
-    assert {named for named, _ in found} == {key}
+    result = damages(look(finished))
+    assert {named for named, _ in result} == {key}
     for part in parts:
-        assert part.format(less=rows - 1) in "; ".join(what for _, what in found)
+        assert part.format(less=rows - 1) in "; ".join(reason for _, reason in result)
 
 
 def test_all_files_of_a_shard_in_another_order_are_caught_by_the_input(
@@ -137,9 +137,9 @@ def test_all_files_of_a_shard_in_another_order_are_caught_by_the_input(
     shard = next(iter(contents(finished).shards))
     for file in (shard.documents, *shard.labels.values()):
         edit(finished, file.key, swapped)
-    found = damages(look(finished))
-    assert [named for named, _ in found] == [shard.documents.key] * 2
-    assert all(f"differs from {shard.path}, from row 0" in what for _, what in found)
+    result = damages(look(finished))
+    assert [named for named, _ in result] == [shard.documents.key] * 2
+    assert all(f"differs from {shard.path}, from row 0" in reason for _, reason in result)
 
 
 def test_inputs_that_changed_or_are_gone_are_counted_and_not_failed(
@@ -147,13 +147,13 @@ def test_inputs_that_changed_or_are_gone_are_counted_and_not_failed(
 ) -> None:
     toy_corpus.write_file(0, seed=4)
     (toy_corpus.folder / "1.jsonl").unlink()
-    found = look(finished)
-    assert (found.intact, found.inputs_changed, found.documents_read_again) == (True, 2, ROWS)
+    result = look(finished)
+    assert (result.intact, result.inputs_changed, result.documents_read_again) == (True, 2, ROWS)
     for path in toy_corpus.folder.iterdir():
         path.unlink()
     toy_corpus.folder.rmdir()
-    found = look(finished)
-    assert (found.intact, found.inputs_changed, found.documents_read_again) == (True, FILES, 0)
+    result = look(finished)
+    assert (result.intact, result.inputs_changed, result.documents_read_again) == (True, FILES, 0)
 
 
 def test_a_file_whose_quotes_are_read_as_the_spec_says_is_no_other_file(
@@ -203,6 +203,6 @@ def test_the_command_prints_the_damages_and_fails(
         f"{key}: cannot be read: No such file or directory; restore it" in capsys.readouterr().out
     )
     assert main(["verify", spec, "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["intact"] is False and [d["key"] for d in found["damages"]] == [key]
-    assert (found["rows"], found["cells"]) == (ROWS * FILES, len(LABELS) * ROWS * FILES)
+    result = json.loads(capsys.readouterr().out)
+    assert result["intact"] is False and [d["key"] for d in result["damages"]] == [key]
+    assert (result["rows"], result["cells"]) == (ROWS * FILES, len(LABELS) * ROWS * FILES)

@@ -83,7 +83,7 @@ def _check_request(operation: str, parameters: dict[str, Any]) -> None:
         raise ParamValidationError(report=report.generate_report())
 
 
-def test_ray_and_ec2_take_the_cluster_as_it_stands() -> None:
+def test_ray_and_ec2_accept_the_cluster_file() -> None:
     check(content())
 
 
@@ -121,7 +121,7 @@ def test_the_head_is_on_demand_without_tasks_and_the_workers_are_spot() -> None:
     assert gpu["min_workers"] == 0 and gpu["resources"]["GPU"] == 1
 
 
-def test_the_cluster_asks_for_a_token_and_shows_its_dashboard_to_itself_alone() -> None:
+def test_the_cluster_requires_a_token_and_its_dashboard_is_local() -> None:
     config = prepare_config(content())
     options = config["docker"]["run_options"]
     assert "--env RAY_AUTH_MODE=token" in options
@@ -129,5 +129,5 @@ def test_the_cluster_asks_for_a_token_and_shows_its_dashboard_to_itself_alone() 
     assert config["file_mounts"] == {path: "~/.ray/auth_token"}
     assert "RAY_AUTH_TOKEN=" not in CLUSTER.read_text()
     (command,) = [c for c in config["head_start_ray_commands"] if "--head" in c]
-    given = start.make_context("start", shlex.split(command)[2:]).params
-    assert given["dashboard_host"] == "127.0.0.1" and given["head"] is True
+    head_options = start.make_context("start", shlex.split(command)[2:]).params
+    assert head_options["dashboard_host"] == "127.0.0.1" and head_options["head"] is True

@@ -1,4 +1,4 @@
-"""The dashboard asks for metrics and labels that a run exports, in valid PromQL."""
+"""The dashboard reads metrics and labels that a run exports, in valid PromQL."""
 
 from __future__ import annotations
 
@@ -119,14 +119,14 @@ def test_ray_exports_these_names_with_the_run_s_figures(shared_ray: None) -> Non
     counted.tick(LABELLING, 0.0, 0)
     (node,) = ray.nodes()
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
-    found: dict[str, float] = {}
+    exported: dict[str, float] = {}
     deadline = time.monotonic() + 90
-    while not EXPORTED.keys() <= {name.partition("{")[0] for name in found}:
-        assert time.monotonic() < deadline, sorted(found)
+    while not EXPORTED.keys() <= {name.partition("{")[0] for name in exported}:
+        assert time.monotonic() < deadline, sorted(exported)
         time.sleep(1)
         with urllib.request.urlopen(url, timeout=10) as answer:
-            found = dict(samples(answer.read().decode()))
-    assert found == {
+            exported = dict(samples(answer.read().decode()))
+    assert exported == {
         "ray_assay_rows_total{spec=demo,status=ok}": 6,
         "ray_assay_rows_total{spec=demo,status=empty}": 2,
         "ray_assay_answers_total{label=a,spec=demo,task=mood}": 3,
@@ -143,12 +143,12 @@ def test_ray_exports_these_names_with_the_run_s_figures(shared_ray: None) -> Non
 
 def samples(text: str) -> Iterator[tuple[str, float]]:
     """Our samples of spec `demo`, without the labels that Ray adds."""
-    ours = {SPEC, "status", "task", "label", "kind", "phase"}
+    own_labels = {SPEC, "status", "task", "label", "kind", "phase"}
     for line in text.splitlines():
         match = re.fullmatch(r"(ray_assay\w+)\{(.*)\} (\S+)", line)
         if match and 'spec="demo"' in match[2]:
             labels = sorted(
-                pair for pair in re.findall(r'(\w+)="([^"]*)"', match[2]) if pair[0] in ours
+                pair for pair in re.findall(r'(\w+)="([^"]*)"', match[2]) if pair[0] in own_labels
             )
             shown = ",".join(f"{name}={value}" for name, value in labels)
             yield f"{match[1]}{{{shown}}}", float(match[3])

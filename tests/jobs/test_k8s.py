@@ -1,4 +1,4 @@
-"""The manifests are what Kubernetes takes, and what they say of each other is so.
+"""Kubernetes accepts the manifests, and their references to each other are right.
 
 Kubernetes' own kinds are validated with its published schemas, strictly: no unknown key. KubeRay's
 schemas are in no package registry, so that RayJob is held to the list of its fields below (KubeRay
@@ -27,7 +27,7 @@ from pipeline.cli.verbs import run
 FOLDER = Path(__file__).parents[2] / "jobs" / "k8s"
 VERSION = "1.34"
 REFUSALS = (jsonschema.ValidationError, kubernetes_validate.utils.ValidationError, ValueError)
-# What may stand in each part of a RayJob, and what must.
+# The keys that each part of a RayJob may have, and must have.
 FIELDS: dict[str, tuple[set[str], set[str]]] = {
     "RayJob": ({"apiVersion", "kind", "metadata", "spec"}, {"apiVersion", "kind", "spec"}),
     "spec": (
@@ -76,12 +76,12 @@ FIELDS: dict[str, tuple[set[str], set[str]]] = {
 
 def documents() -> dict[str, dict[str, Any]]:
     """Every object, by its kind and name."""
-    found = {}
+    objects = {}
     for file in sorted(FOLDER.glob("*.yaml")):
         for content in yaml.safe_load_all(file.read_text()):
             name = content["metadata"].get("name") or content["metadata"]["generateName"]
-            found[f"{content['kind']}/{name}"] = content
-    return found
+            objects[f"{content['kind']}/{name}"] = content
+    return objects
 
 
 DOCUMENTS = documents()
@@ -122,7 +122,7 @@ def _fields(part: str, content: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_kubernetes_takes_each_object(name: str) -> None:
+def test_kubernetes_accepts_each_object(name: str) -> None:
     check(DOCUMENTS[name])
 
 
@@ -164,7 +164,7 @@ def pod_specs() -> Iterator[dict[str, Any]]:
     yield DOCUMENTS["CronJob/assay-nightly"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
 
 
-def test_what_is_named_is_there() -> None:
+def test_every_object_that_is_named_exists() -> None:
     namespaces = {content["metadata"]["namespace"] for content in DOCUMENTS.values()}
     assert namespaces == {"labels"}
     for pod in pod_specs():
@@ -206,7 +206,7 @@ def test_the_schedule_never_runs_twice_at_once_and_may_create_what_it_creates() 
         (["", "ValidationFailed"], 1),
     ],
 )
-def test_the_schedule_waits_for_the_runs_end_and_tells_it(
+def test_the_schedule_waits_for_the_runs_end_and_has_its_exit_code(
     states: list[str], code: int, tmp_path: Path
 ) -> None:
     """With a kubectl that gives one state after the other, and nothing more at the end."""

@@ -77,9 +77,9 @@ def test_a_dry_run_of_the_job_labels_and_writes_nothing(
     planned = Plan(Cuts((), {}), Committed({}, {}, {}, {}), ())
     names = ("documents", "shards", "missing_documents", "missing_shards", "documents_for_model")
     unknown = ("distinct_texts", "tokens_per_document", "docs_per_s", "price")
-    rest: dict[str, Any] = dict.fromkeys(names, 0) | dict.fromkeys(unknown)
-    nothing = Forecast(plan=planned, **rest)
-    monkeypatch.setattr("pipeline.verbs.forecast.forecast", lambda *_, **__: nothing)
+    counts: dict[str, Any] = dict.fromkeys(names, 0) | dict.fromkeys(unknown)
+    forecast = Forecast(plan=planned, **counts)
+    monkeypatch.setattr("pipeline.verbs.forecast.forecast", lambda *_, **__: forecast)
     monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
     folder = labelled(tmp_path / "corpus", ["en", "de", None])
     for name, output in (("labelled", "out"), ("new", "none")):

@@ -96,15 +96,15 @@ def test_a_run_on_a_cluster_with_a_token(person: Person, ports: tuple[int, int])
         text = SPEC.replace("NAME", name).replace("FOLDER", str(person.folder))
         person.writes(f"{name}.yaml", text)
 
-    here = f"assay run joined.yaml --address 127.0.0.1:{port}"
-    stranger = person.types(here, code=4)
-    assert "RAY_AUTH_TOKEN" in stranger.err.splitlines()[-1] and stranger.seconds < 30
-    there = f"assay run submitted.yaml --address http://127.0.0.1:{dashboard}"
-    refused = person.types(there, code=4)
+    joined = f"assay run joined.yaml --address 127.0.0.1:{port}"
+    without_token = person.types(joined, code=4)
+    assert "RAY_AUTH_TOKEN" in without_token.err.splitlines()[-1] and without_token.seconds < 30
+    submitted = f"assay run submitted.yaml --address http://127.0.0.1:{dashboard}"
+    refused = person.types(submitted, code=4)
     assert "RAY_AUTH_TOKEN" in refused.err and len(refused.err.splitlines()) == 1
 
     token = "RAY_AUTH_TOKEN_PATH=$PWD/auth_token"
-    for line in (here, there):
+    for line in (joined, submitted):
         first = person.types(f"{token} {line}")
         assert re.search(rf"labelled now +{FILES * ROWS};", first.out)
         second = person.types(f"{token} {line}")

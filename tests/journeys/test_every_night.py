@@ -37,7 +37,7 @@ publish:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("ray")
-def test_nights_label_what_changed_and_publish_what_passes(person: Person) -> None:
+def test_nightly_runs_label_what_changed_and_publish_what_passes(person: Person) -> None:
     rows = comments(90)
     person.writes("nightly.yaml", SPEC)
     gold = [{"id": row["id"], "toxic": row["toxic"]} for row in rows[:60]]
@@ -49,8 +49,8 @@ def test_nights_label_what_changed_and_publish_what_passes(person: Person) -> No
         person.writes(f"data/{name}.jsonl", "\n".join(lines))
 
     def night(*, code: int = 0) -> dict[str, Any]:
-        seen = person.types("assay run nightly.yaml --json", code=code)
-        result: dict[str, Any] = json.loads(seen.out)
+        output = person.types("assay run nightly.yaml --json", code=code)
+        result: dict[str, Any] = json.loads(output.out)
         return result
 
     writes("monday", rows[:60])

@@ -41,8 +41,8 @@ def test_a_hundred_labels_are_enough_for_a_filter_that_an_audit_judges(person: P
     person.writes("my.yaml", head + task)
     person.types("assay fit my.yaml --gold hundred.csv --to readouts")
     person.writes("my.yaml", head + TASK)
-    ran = person.types("assay run my.yaml")
-    assert re.search(rf"labelled now +{CORPUS};", ran.out)
+    run_output = person.types("assay run my.yaml")
+    assert re.search(rf"labelled now +{CORPUS};", run_output.out)
 
     judged = person.types("assay eval my.yaml --gold others.csv --json")
     task = json.loads(judged.out)["tasks"]["toxic"]
@@ -60,17 +60,17 @@ def test_a_hundred_labels_are_enough_for_a_filter_that_an_audit_judges(person: P
     asked = f"assay review my.yaml --by audit --to audit.jsonl --documents {AUDITED}"
     with person.runs_beside(asked) as review:
         [log] = person.folder.glob("log-*")
-        says = {text: "yes" if label == "toxic" else "no" for text, label in truth.items()}
-        Annotator(address_in(log), says).labels(AUDITED)
+        labels = {text: "yes" if label == "toxic" else "no" for text, label in truth.items()}
+        Annotator(address_in(log), labels).labels(AUDITED)
         review.terminate()
         assert review.wait(timeout=60) == 0
     assert "next: assay eval my.yaml --gold audit.jsonl" in log.read_text()
     lines = (person.folder / "audit.jsonl").read_text().splitlines()
     audited = {json.loads(line)["doc_id"] for line in lines}
     known = {row["id"] for row in rows[:LABELLED]}
-    assert len(audited) == AUDITED and audited.isdisjoint(known), "readouts know these"
-    seen = person.types("assay eval my.yaml --gold audit.jsonl --json")
-    found = json.loads(seen.out)["filter"]
+    assert len(audited) == AUDITED and audited.isdisjoint(known), "readouts were fitted to these"
+    output = person.types("assay eval my.yaml --gold audit.jsonl --json")
+    intervals = json.loads(output.out)["filter"]
 
     dropped = {row["id"] for row in rows} - {*kept}
     toxic = {row["id"] for row in rows if row["toxic"] == "toxic"}
@@ -81,7 +81,11 @@ def test_a_hundred_labels_are_enough_for_a_filter_that_an_audit_judges(person: P
     }
     for figure, value in whole_corpus.items():
         # — the interval is 95 % over samples; this sample is always the same
-        assert found[figure]["low"] <= value <= found[figure]["high"], (figure, value, found)
+        assert intervals[figure]["low"] <= value <= intervals[figure]["high"], (
+            figure,
+            value,
+            intervals,
+        )
 
     person.types("assay report my.yaml --gold others.csv --to report.html")
     page = (person.folder / "report.html").read_text()

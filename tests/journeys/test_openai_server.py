@@ -72,8 +72,8 @@ def test_llama_cpp_s_server_answers_as_assay_does_up_to_its_rounding(person: Per
         assert "not exact: a server answers" in person.types("assay check server.yaml").out
         labels = person.folder / "by-server" / "labels"
         person.kills("assay run server.yaml", once=lambda: list(labels.rglob("*.parquet")))
-        said = person.types("assay run server.yaml").out
-        assert re.search(r"not returned +\d+\.\d+%", said)
+        printed = person.types("assay run server.yaml").out
+        assert re.search(r"not returned +\d+\.\d+%", printed)
         person.types("assay verify server.yaml")
     person.writes("assay.yaml", SPEC)
     own = "model: {path: smollm2.gguf, dtype: float32}"

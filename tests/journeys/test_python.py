@@ -65,13 +65,13 @@ def test_a_program_beside_ray_and_torch(person: Person) -> None:
     person.writes("program.yaml", SPEC)
     person.writes("comments.jsonl", "\n".join(json.dumps(row) for row in rows))
     person.writes("program.py", PROGRAM)
-    seen = person.types("python program.py")
-    assert "starting" not in seen.err.lower(), "a library prints nothing"
-    found = json.loads(seen.out)
-    assert found["complete"] == [True, True] and found["snapshots"] == [1, 1, 1]
-    assert found["rows"] == [60, 60] and found["ids"][0] == found["ids"][1]
-    assert found["judged"] == 60 and found["fitted"] == [60, True]
-    documents, kept = found["kept"]
+    output = person.types("python program.py")
+    assert "starting" not in output.err.lower(), "a library prints nothing"
+    result = json.loads(output.out)
+    assert result["complete"] == [True, True] and result["snapshots"] == [1, 1, 1]
+    assert result["rows"] == [60, 60] and result["ids"][0] == result["ids"][1]
+    assert result["judged"] == 60 and result["fitted"] == [60, True]
+    documents, kept = result["kept"]
     assert documents == 60 and 0 <= kept <= 60
-    assert found["largest"] < 1e-5, "float32: sums in another order"
-    assert found["ray"] is False, "the run's own Ray has ended"
+    assert result["largest"] < 1e-5, "float32: sums in another order"
+    assert result["ray"] is False, "the run's own Ray has ended"

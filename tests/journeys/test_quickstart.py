@@ -7,7 +7,7 @@ import re
 import pytest
 from annotator import Annotator, address_in
 from manual import ON_THE_HUB, blocks, commands
-from person import REPOSITORY, Person, Seen, comments
+from person import REPOSITORY, Output, Person, comments
 
 PAGE = REPOSITORY / "docs" / "quickstart.md"
 HERE, DOCUMENTS, LABELS = "smollm2.gguf", 400, 100
@@ -17,12 +17,12 @@ HERE, DOCUMENTS, LABELS = "smollm2.gguf", 400, 100
 def test_the_tutorial_as_the_manual_has_it(person: Person) -> None:
     rows = comments(DOCUMENTS)
     person.writes_csv("comments.csv", [{"id": row["id"], "text": row["text"]} for row in rows])
-    seen = follow_the_page(person, {row["text"]: row["toxic"] for row in rows})
+    outputs = follow_the_page(person, {row["text"]: row["toxic"] for row in rows})
 
-    (fitted,) = seen["assay fit"]
+    (fitted,) = outputs["assay fit"]
     auroc = re.search(r"→ document.*?\) +(0\.\d+) \(", fitted.out)  # — behind the loss
     assert auroc is not None and float(auroc[1]) >= 0.85, fitted.out
-    (labelled,) = seen["assay run"]
+    (labelled,) = outputs["assay run"]
     assert re.search(rf"labelled now +{DOCUMENTS};", labelled.out)
 
     exported = person.reads_csv("out/labels.csv")
@@ -33,18 +33,18 @@ def test_the_tutorial_as_the_manual_has_it(person: Person) -> None:
     files = sorted(person.folder.glob("out/clean/kept/*/*.csv"))
     kept = [row["id"] for file in files for row in person.reads_csv(str(file))]
     assert sorted(kept) == sorted(is_kept)
-    (judged,) = seen["assay eval"]
+    (judged,) = outputs["assay eval"]
     figures = dict(re.findall(r"^(precision|recall|prevalence) .*?(0\.\d+) \(", judged.out, re.M))
     assert float(figures["precision"]) >= 0.75 and float(figures["recall"]) >= 0.75
-    assert "quality of the filter" in seen["assay report"][0].out
+    assert "quality of the filter" in outputs["assay report"][0].out
 
 
-def follow_the_page(person: Person, truth: dict[str, str]) -> dict[str, list[Seen]]:
+def follow_the_page(person: Person, truth: dict[str, str]) -> dict[str, list[Output]]:
     """What each line of the page's shell blocks printed, by its first two words.
 
     YAML after `init` adds or replaces keys of the spec.
     """
-    seen: dict[str, list[Seen]] = {}
+    outputs: dict[str, list[Output]] = {}
     for block in blocks(PAGE):
         code = block.code.replace(ON_THE_HUB, HERE)
         if block.language == "yaml":
@@ -59,8 +59,8 @@ def follow_the_page(person: Person, truth: dict[str, str]) -> dict[str, list[See
             if words[1] == "review":
                 labels_on_the_page(person, line, truth)
             else:
-                seen.setdefault(" ".join(words[:2]), []).append(person.types(line))
-    return seen
+                outputs.setdefault(" ".join(words[:2]), []).append(person.types(line))
+    return outputs
 
 
 def labels_on_the_page(person: Person, line: str, truth: dict[str, str]) -> None:

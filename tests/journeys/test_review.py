@@ -63,8 +63,8 @@ def test_a_hundred_labels_on_a_page_are_enough_for_a_filter(person: Person) -> N
 
     aurocs = {}
     for gold, number in (("half.jsonl", LABELS // 2), ("gold.jsonl", LABELS)):
-        there = "--to readouts/kind.safetensors --overwrite"
-        person.types(f"assay fit my.yaml --gold {gold} --layers 12 {there}")
+        options = "--to readouts/kind.safetensors --overwrite"
+        person.types(f"assay fit my.yaml --gold {gold} --layers 12 {options}")
         person.types("assay run my.yaml")
         person.types("assay export my.yaml --to labels.csv --overwrite")
         lines = (person.folder / gold).read_text().splitlines()
@@ -81,7 +81,9 @@ def test_a_hundred_labels_on_a_page_are_enough_for_a_filter(person: Person) -> N
     person.writes_csv("truth.csv", [{"id": row["id"], "kind": row["kind"]} for row in rows])
     judged = person.types("assay eval my.yaml --gold truth.csv --json")
     task = json.loads(judged.out)["tasks"]["kind"]
-    assert task["rows"]["evaluated"] == len(rows) - LABELS  # not those that the readout knows
+    assert (
+        task["rows"]["evaluated"] == len(rows) - LABELS
+    )  # not those that the readout was fitted to
     person.types("assay report my.yaml --gold truth.csv --to report.html")
     person.types("assay filter my.yaml --to clean")
     kept = [path.read_text().splitlines() for path in person.folder.glob("clean/kept/*/*.jsonl")]

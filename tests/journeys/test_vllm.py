@@ -46,8 +46,8 @@ def test_without_vllm_a_run_says_what_to_install_and_writes_nothing(person: Pers
     corpus(person)
     person.writes("vllm.yaml", SPEC)
     for command in ("check", "run"):
-        said = person.types(f"assay {command} vllm.yaml", code=1).err
-        assert "pip install 'corpus-assay[vllm]'" in said
+        error = person.types(f"assay {command} vllm.yaml", code=1).err
+        assert "pip install 'corpus-assay[vllm]'" in error
     assert not list((person.folder / "by-vllm").glob("labels/**/*.parquet"))
 
 

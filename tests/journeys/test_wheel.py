@@ -21,7 +21,7 @@ tasks: [{name: language, classifier: {kind: language}, labels: [English, German]
 
 
 @pytest.fixture
-def stranger(person: Person, tmp_path_factory: pytest.TempPathFactory) -> Person:
+def installed(person: Person, tmp_path_factory: pytest.TempPathFactory) -> Person:
     """Somebody whose environment has torch and the wheel, and nothing of the tests."""
     source = tmp_path_factory.mktemp("source") / "assay"
     keep = shutil.ignore_patterns(".*", "build", "out", "site", "models", "*.egg-info")
@@ -32,37 +32,37 @@ def stranger(person: Person, tmp_path_factory: pytest.TempPathFactory) -> Person
     environment = tmp_path_factory.mktemp("environment") / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
     pip = [str(environment / "bin/pip"), "install", "--quiet"]
-    for what in ("torch==2.13.0", str(wheel)):
-        subprocess.run([*pip, what], check=True, cwd=built)
+    for package in ("torch==2.13.0", str(wheel)):
+        subprocess.run([*pip, package], check=True, cwd=built)
     return Person(person.folder, person.home, programs=environment / "bin")
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("ray")
-def test_the_wheel_alone_labels_and_names_the_extra_that_is_missing(stranger: Person) -> None:
-    assert not list(stranger.programs.parent.rglob("site-packages/polars"))
-    help = stranger.types("assay --help")
+def test_the_wheel_alone_labels_and_names_the_extra_that_is_missing(installed: Person) -> None:
+    assert not list(installed.programs.parent.rglob("site-packages/polars"))
+    help = installed.types("assay --help")
     assert "assay" in help.out and help.seconds < 10
-    stranger.writes_csv("corpus.csv", comments(20))
-    stranger.writes_csv("gold.csv", comments(20))
-    stranger.types("assay init corpus.csv --to my.yaml --model smollm2.gguf")
-    spec = (stranger.folder / "my.yaml").read_text()
+    installed.writes_csv("corpus.csv", comments(20))
+    installed.writes_csv("gold.csv", comments(20))
+    installed.types("assay init corpus.csv --to my.yaml --model smollm2.gguf")
+    spec = (installed.folder / "my.yaml").read_text()
     head = spec.partition("\ntasks:")[0]
-    stranger.writes("my.yaml", f"{head}\n{TASK}")
-    ran = stranger.types("assay run my.yaml")
-    assert re.search(r"labelled now +20;", ran.out)
-    assert "10 of 20 documents" in stranger.types("assay export my.yaml --head 10").out
-    stranger.types("assay export my.yaml --to labels.csv && assay verify my.yaml")
-    assert len(stranger.reads_csv("labels.csv")) == 20
+    installed.writes("my.yaml", f"{head}\n{TASK}")
+    output = installed.types("assay run my.yaml")
+    assert re.search(r"labelled now +20;", output.out)
+    assert "10 of 20 documents" in installed.types("assay export my.yaml --head 10").out
+    installed.types("assay export my.yaml --to labels.csv && assay verify my.yaml")
+    assert len(installed.reads_csv("labels.csv")) == 20
 
-    stranger.writes("language.yaml", LANGUAGE)
+    installed.writes("language.yaml", LANGUAGE)
     bucket = re.sub(r"^output:.*$", "output: gs://bucket/out", head, flags=re.MULTILINE)
-    stranger.writes("gs.yaml", f"{bucket}\n{TASK}")
+    installed.writes("gs.yaml", f"{bucket}\n{TASK}")
     frame = "import pipeline; pipeline.open_labels('out/corpus').to_polars()"
     for extra, line, code in (
         ("classifiers", "assay run language.yaml", 2),
         ("gcs", "assay run gs.yaml", 2),
         ("frames", f'python -c "{frame}" 2>&1 | tail -n 1', 0),
     ):
-        last = stranger.types(line, code=code).text.splitlines()[-1]
+        last = installed.types(line, code=code).text.splitlines()[-1]
         assert f"pip install 'corpus-assay[{extra}]'" in last, last

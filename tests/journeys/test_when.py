@@ -39,9 +39,9 @@ def test_a_question_is_asked_of_the_documents_whose_language_another_task_found(
     rows = [{"id": f"{number}", "text": text} for number, text in enumerate(texts)]
     person.writes("posts.jsonl", "\n".join(json.dumps(row) for row in rows))
     person.writes("posts.yaml", SPEC)
-    ran = person.types("assay run posts.yaml")
-    assert re.search(r"toxic skipped +6: its `when` is not true", ran.out)
-    assert re.search(r"labelled now +12; the model read 6 of them", ran.out)
+    output = person.types("assay run posts.yaml")
+    assert re.search(r"toxic skipped +6: its `when` is not true", output.out)
+    assert re.search(r"labelled now +12; the model read 6 of them", output.out)
     counted = person.types("assay status posts.yaml").out
     assert re.search(r"toxic +12 +0 +0 +6 +0", counted)
     query = (
@@ -49,8 +49,8 @@ def test_a_question_is_asked_of_the_documents_whose_language_another_task_found(
         "print(duckdb.sql('select language.label, toxic.status, count(*) from labels "
         "group by all order by all').fetchall())"
     )
-    found = person.types(f'python -c "{query}"').out
-    assert found.strip() == "[('en', 'ok', 6), ('fr', 'skipped', 3), ('ru', 'skipped', 3)]"
+    printed = person.types(f'python -c "{query}"').out
+    assert printed.strip() == "[('en', 'ok', 6), ('fr', 'skipped', 3), ('ru', 'skipped', 3)]"
 
     person.writes("posts.yaml", SPEC.replace("= 'en'", "in ('en', 'fr')"))
     planned = json.loads(person.types("assay run posts.yaml --dry-run --json").out)

@@ -51,7 +51,7 @@ class Dying(MemoryStore):
 
 
 def attempts(store: Store, run_id: str = "run") -> Attempts:
-    """Of a worker that lives."""
+    """Of a worker that survives."""
     Dying.dead = False
     return Attempts(store, "fp/sid", run_id)
 
@@ -106,7 +106,7 @@ def test_deadly_rows_alone_are_set_aside_and_every_other_is_labelled_once(
 def test_where_machines_are_often_preempted_only_rows_that_kill_their_worker_are_quarantined(
     seed: int,
 ) -> None:
-    """Each fifth attempt at a shard ends with its machine: a machine lives for minutes."""
+    """Each fifth attempt at a shard ends with its machine: a machine exists for minutes."""
     source, preempted, died = random.Random(seed), 0, 0
     for _ in range(300):
         rows = source.choice([1, 1, 2, 16, 40, 300])
@@ -156,7 +156,7 @@ def test_what_was_deadly_goes_first() -> None:
 
 
 @pytest.mark.parametrize(("killed_runs", "aside"), [(5, []), (6, [7])])
-def test_a_killed_driver_takes_workers_along_that_no_row_has_killed(
+def test_two_deaths_in_other_runs_count_as_one_because_a_killed_driver_ends_its_workers(
     killed_runs: int, aside: list[int]
 ) -> None:
     names = (f"{rows}-{run}-a" for run in range(killed_runs) for rows in ("0-16", "7-8"))
@@ -185,7 +185,7 @@ def test_a_success_clears_the_rows_that_machines_died_at_before() -> None:
 
 
 def read(store: Store, run_id: str = "run", *, dies: bool = False) -> None:
-    """Reads in a worker that lives on, or does not."""
+    """Reads in a worker that survives, or does not."""
     with attempts(store, run_id).surviving("reading", "rewrite the file"):
         if dies:
             die()
@@ -209,7 +209,7 @@ def test_a_reader_that_keeps_dying_fails_in_its_run_alone() -> None:
     assert list(store.list("attempts/")) == []
 
 
-def test_a_reader_that_lived_at_last_leaves_no_marker_and_costs_one_create() -> None:
+def test_a_reader_that_survives_leaves_no_marker_and_costs_one_create() -> None:
     store = Dying()
     reads_that_die(store, DEATHS_OF_A_STEP - 1)
     read(store)

@@ -25,7 +25,7 @@ def test_what_the_likeliest_labels_leave_is_shared_by_the_others_if_there_are_an
     np.testing.assert_allclose(p, [[0.6, 0.40000004]])
 
 
-def test_answers_stand_in_place_of_the_rows_below_that_have_one() -> None:
+def test_answers_replace_the_rows_below_that_have_one() -> None:
     """The result has the columns of the rows below, in their order."""
     below = pa.array([{"label": "x", "p": 0.5}, {"label": None, "p": None}])
     above = pa.array([{"p": 0.25, "label": "y"}, None])

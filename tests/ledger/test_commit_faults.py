@@ -1,4 +1,4 @@
-"""Commits through a bad connection: every row once, whatever the proxy breaks and whoever races."""
+"""Commits through a bad connection: every row once, whatever the proxy breaks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def shard(number: int) -> Shard:
 
 
 def commit(store: Store, number: int, writer: int) -> list[str]:
-    """Commits a shard whose rows say in `n_tokens` who wrote them."""
+    """Commits a shard whose rows have their writer's number in `n_tokens`."""
     documents = documents_from([RawRow("text", f"{number}-{row}") for row in range(ROWS)])
     answers = label_rows(
         np.full((ROWS, 2), 0.5, np.float32), LABELS, n_tokens=np.full(ROWS, writer)
@@ -77,7 +77,7 @@ def everyone_commits_everything(store: S3Store) -> dict[str, list[int]]:
         ),
     ],
 )
-def test_every_row_is_there_once_and_every_maker_knows_it(
+def test_every_row_is_stored_once_and_each_object_has_one_known_writer(
     server: str, seed: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # botocore's own tries wait for seconds
@@ -102,7 +102,7 @@ def test_every_row_is_there_once_and_every_maker_knows_it(
         table = read(plain, key)
         if key.startswith("labels/"):
             doc_ids[key.split("/")[1]].update(table.column("doc_id").to_pylist())
-            # — the one writer that was told so made the object, even where its reply was lost
+            # — the writer that got an etag made the object, even if its reply was lost
             assert set(table.column("n_tokens").to_pylist()) == set(writers)
         assert len(writers) == 1 and table.num_rows == ROWS
     expected = Counter(f"{number}-{row}" for number in range(SHARDS) for row in range(ROWS))

@@ -48,7 +48,7 @@ def committed_now(store: Recording) -> Committed:
 
 
 def files_of(shard: Shard, done: Committed) -> Iterator[FileCounts]:
-    """What a worker says of the files of a shard."""
+    """What a worker reports of the files of a shard."""
     etag = done.documents[shard.id]
     yield FileCounts(documents_key(shard.id), etag, str(sealed_hash(DOCUMENTS)), 3)
     for task in FPS:
@@ -84,17 +84,17 @@ def test_of_many_shards_only_those_are_read_that_a_killed_driver_did_not_log(
         "skipped": {1},
         "taken_over": {1},
     }
-    everything = counted(store, label_files_of(SHARDS, done), keep=True)
+    all_counts = counted(store, label_files_of(SHARDS, done), keep=True)
     assert set(opened(store)) == {
         key
         for shard in SHARDS[100:]
         for key in (documents_key(shard.id), *(label_key(t, FPS[t], shard.id) for t in FPS))
     }
     columns = counts_log.COUNTED
-    assert everything.select(columns).slice(0, 1).equals(everything.select(columns).slice(399, 1))
-    # — what was read is in the log now: publishing, and whoever comes later, reads none again
+    assert all_counts.select(columns).slice(0, 1).equals(all_counts.select(columns).slice(399, 1))
+    # — what was read is in the log now: publishing, and later calls, read none again
     store.read_keys.clear()
-    assert counted(store, label_files_of(SHARDS, done)).equals(everything)
+    assert counted(store, label_files_of(SHARDS, done)).equals(all_counts)
     tasks = {task: SnapshotTask(fp, ("yes", "no")) for task, fp in FPS.items()}
     publish(store, "job", tasks, SHARDS, done, created_at="")
     assert {*opened(store)} == {documents_key(shard.id) for shard in SHARDS[100:]}

@@ -1,4 +1,4 @@
-"""The cut that lasts: cut once, read ever after, whoever asks."""
+"""The log of cuts: an object is cut once, and every later run reads its cut."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ def test_large_text_is_cut_by_the_nodes_of_a_cluster_and_tables_are_not(
         return cut(source, *others, **options)
 
     columns = Columns("text", "id")
-    here = load_or_cut(store, objects, columns, 100, keep=False, by_nodes=by_nodes)
+    local = load_or_cut(store, objects, columns, 100, keep=False, by_nodes=by_nodes)
     assert not elsewhere  # — so little text
     monkeypatch.setattr(cuts_module, "MOST_TEXT_BYTES", 0)
-    assert load_or_cut(store, objects, columns, 100, by_nodes=by_nodes) == here
-    assert {*elsewhere} == {each.path for each in objects[:-1]} and len(here.unreadable) == 1
+    assert load_or_cut(store, objects, columns, 100, by_nodes=by_nodes) == local
+    assert {*elsewhere} == {each.path for each in objects[:-1]} and len(local.unreadable) == 1
     elsewhere.clear()
     assert load_or_cut(store, whole, columns, 100, by_nodes=by_nodes).shards and not elsewhere
 
@@ -110,7 +110,7 @@ def test_a_file_may_lack_columns_that_another_has_and_one_line_says_so(
     assert [row["status"] for row in of_has] == ["ok"] and len(rows) == 2
     [record] = caplog.records
     assert "1 files are read without columns that others have: input." in record.getMessage()
-    # — a later run knows that there is one that has them
+    # — a later run has one that has them
     more = write("d.jsonl", b'{"text": "more"}\n')
     assert len(load_or_cut(store, [lacks, has, more], columns, 3000).shards) == 3
 
@@ -204,11 +204,11 @@ def test_an_object_that_cannot_be_read_is_left_out_and_tried_again(
     assert not again.unreadable
     assert sum(shard.rows for shard in again.shards if shard.path == mended.path) == 40
     # — a file that was deleted after it was listed, too
-    gone = write("gone.jsonl", LINES)
-    Path(gone.path).unlink()
-    lacking = load_or_cut(store, [*objects, gone], TEXT, 3000)
+    deleted = write("gone.jsonl", LINES)
+    Path(deleted.path).unlink()
+    lacking = load_or_cut(store, [*objects, deleted], TEXT, 3000)
     assert lacking.shards == load_or_cut(store, objects, TEXT, 3000).shards
-    assert [reason.split(":")[0] for reason in lacking.unreadable] == [gone.path]
+    assert [reason.split(":")[0] for reason in lacking.unreadable] == [deleted.path]
     # — where nothing can be read, that is the error
     broken = write("broken.jsonl.gz", whole[:-31])
     with pytest.raises(StorageError, match="cannot be read"):

@@ -229,8 +229,8 @@ def flat_oracle(store: LocalStore) -> list[tuple[Any, ...]]:
 def test_pandas_has_flat_columns(finished: LocalStore) -> None:
     frame = open_labels(str(finished.root)).to_pandas().sort_values("doc_id")
     rows = [tuple(row) for row in frame[FLAT].itertuples(index=False)]
-    found = [tuple(None if value != value else value for value in row) for row in rows]
-    assert found == flat_oracle(finished) and len(found) == ROWS * FILES
+    actual = [tuple(None if value != value else value for value in row) for row in rows]
+    assert actual == flat_oracle(finished) and len(actual) == ROWS * FILES
     long = open_labels(str(finished.root)).to_pandas(["doc_id", "toxic"], pc.field("n_chars") > 5)
     assert list(long.columns)[:3] == ["doc_id", "toxic", "toxic_p_toxic"]
     assert len(long) == (ROWS - 1) * FILES and "topic" not in long

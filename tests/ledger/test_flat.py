@@ -56,11 +56,13 @@ PARTS = st.text("aA_2p", min_size=1, max_size=4)
 )
 def test_no_two_names_are_equal_and_every_value_has_one(tasks: dict[str, list[str]]) -> None:
     fields = [(task, answers_type(ANSWER_COLUMNS, labels)) for task, labels in tasks.items()]
-    found = names(pa.schema([*DOCUMENT_SCHEMA, *fields]))
-    assert len({name.casefold() for name in found.values()}) == len(found)
+    flat_names = names(pa.schema([*DOCUMENT_SCHEMA, *fields]))
+    assert len({name.casefold() for name in flat_names.values()}) == len(flat_names)
     values = sum(len(ANSWER_COLUMNS) - 1 + len(labels) for labels in tasks.values())
-    assert len(found) == len(DOCUMENT_SCHEMA) + values
-    assert all(found[task, "label"] == task for task in tasks if task not in DOCUMENT_SCHEMA.names)
+    assert len(flat_names) == len(DOCUMENT_SCHEMA) + values
+    assert all(
+        flat_names[task, "label"] == task for task in tasks if task not in DOCUMENT_SCHEMA.names
+    )
 
 
 ANSWER: dict[str, Any] = {

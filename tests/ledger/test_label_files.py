@@ -47,9 +47,9 @@ SCHEMA = pa.schema(
 
 
 def toy_rows() -> pa.StructArray:
-    nothing = [np.nan] * 3
+    no_values = [np.nan] * 3
     return label_rows(
-        p=np.array([[0.125, 0.25, 0.625], nothing, [0.75, 0.25, 0.0]], np.float32),
+        p=np.array([[0.125, 0.25, 0.625], no_values, [0.75, 0.25, 0.0]], np.float32),
         mass=np.array([0.5, np.nan, np.nan], np.float32),
         n_tokens=np.array([7, 0, 9]),
         n_chunks=np.array([1, 0, 2]),
@@ -166,7 +166,7 @@ def test_a_file_with_any_bit_flipped_or_any_end_cut_off_is_noticed(data: st.Data
     assert sealed_hash(file) is not None
 
 
-def test_the_first_writers_file_stands(store: LocalStore) -> None:
+def test_the_first_writers_file_stays(store: LocalStore) -> None:
     commit_shard(store, SHARD, DOCUMENTS, [label_file("toxic")])
     before = {stored.key: store.read(stored.key) for stored in store.list("")}
     files = [label_file("toxic", toy_rows().take([2, 1, 0])), label_file("topic")]

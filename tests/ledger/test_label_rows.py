@@ -59,13 +59,13 @@ def test_the_likeliest_labels_are_kept_in_falling_order(top_k: int) -> None:
     assert tops == [first[:top_k], None, second[:top_k]]
     levels = [rounded(of_row) for of_row in table.column("levels").to_pylist()]
     assert levels == [[("a", 0.625), ("a/x", 0.5)], None, [("b", 1.0), ("b/x", 0.75)]]
-    rest = table.drop_columns(["top", "levels"]).to_pylist()
-    assert [row["label"] for row in rest] == ["a/x", None, "b/x"]
-    assert [row["margin"] for row in rest] == pytest.approx([0.25, None, 0.5])
-    assert [row["mass"] for row in rest] == pytest.approx([0.5, None, 0.25])
+    other_columns = table.drop_columns(["top", "levels"]).to_pylist()
+    assert [row["label"] for row in other_columns] == ["a/x", None, "b/x"]
+    assert [row["margin"] for row in other_columns] == pytest.approx([0.25, None, 0.5])
+    assert [row["mass"] for row in other_columns] == pytest.approx([0.5, None, 0.25])
 
 
-def test_without_top_k_every_label_has_its_column_and_levels_stand_beside_them() -> None:
+def test_without_top_k_every_label_has_its_column_and_levels_are_beside_them() -> None:
     table = table_of(task(separator="/"))
     assert table.column("p").to_pylist()[2] == pytest.approx(dict(zip(LABELS, P[2], strict=True)))
     assert rounded(table.column("levels").to_pylist()[0]) == [("a", 0.625), ("a/x", 0.5)]

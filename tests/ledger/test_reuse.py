@@ -86,7 +86,7 @@ def source_of(shard: Shard, task: str = "a", retry: int = 0) -> Source:
     return Source(task, FP[task], shard.id, retry)
 
 
-def found(
+def answered_rows(
     store: Store, shard: Shard, texts: Sequence[str], *sources: Source, is_retry: bool = False
 ) -> tuple[list[str | None], int]:
     """The status of the answer of each row, None without one; and the rows of other shards."""
@@ -111,7 +111,7 @@ def retried(
     for task in work.tasks:
         source = done.source(task, shard.id)
         assert source is not None
-        status, _ = found(store, shard, texts, source, is_retry=True)
+        status, _ = answered_rows(store, shard, texts, source, is_retry=True)
         asked[task] = [row for row, each in enumerate(status) if each is None]
     return work, asked
 
@@ -156,10 +156,10 @@ def test_a_quarantine_holds_in_its_own_shard_alone_and_an_error_is_an_answer_now
 ) -> None:
     first, other = shard_at(0, "x"), shard_at(SIZE, "y")
     commit(store, first, TEXTS, {"a": FAILED_FIRST, "b": FAILED_SECOND})
-    assert found(store, first, TEXTS, source_of(first)) == (FAILED_FIRST, 0)
-    assert found(store, other, TEXTS, source_of(first)) == ([None, "ok", "ok"], 2)
+    assert answered_rows(store, first, TEXTS, source_of(first)) == (FAILED_FIRST, 0)
+    assert answered_rows(store, other, TEXTS, source_of(first)) == ([None, "ok", "ok"], 2)
     for asking in (first, other):
-        assert found(store, asking, TEXTS, source_of(first, "b"))[0] == ["ok", None, "ok"]
+        assert answered_rows(store, asking, TEXTS, source_of(first, "b"))[0] == ["ok", None, "ok"]
 
 
 def numbers(rows: pa.StructArray | None) -> list[int | None]:
@@ -171,7 +171,7 @@ def numbers(rows: pa.StructArray | None) -> list[int | None]:
 
 @given(rows=st.sets(st.integers(0, 5), min_size=1), start=st.integers(0, 10**6))
 def test_answers_are_found_by_row_in_their_own_shard(rows: set[int], start: int) -> None:
-    """All texts are equal: a text says nothing about the row."""
+    """All texts are equal: a text does not identify its row."""
     store, shard, texts = MemoryStore(), shard_at(start, "x", rows=6), ["same"] * 6
     part = commit_some(store, shard, texts, rows)
     own, _ = rows_of(store, shard, texts, part)
@@ -247,7 +247,7 @@ def test_rows_without_text_have_no_answers_and_where_no_row_has_text_no_source_i
     store = MemoryStore()
     old = shard_at(0, "old")
     commit(store, old, [" ", "one", ""], {"a": ["ok", "ok", "ok"]})  # as no run does
-    answered = found(store, shard_at(0, "new"), ["", "one", " "], source_of(old))
+    answered = answered_rows(store, shard_at(0, "new"), ["", "one", " "], source_of(old))
     assert answered == ([None, "ok", None], 1)
 
 
@@ -262,4 +262,4 @@ def test_a_damaged_documents_file_is_named(store: Store, own: bool) -> None:
     with pytest.raises(
         StorageError, match="has other rows than the 4 of its documents file; `assay verify`"
     ):
-        found(store, asking, longer, source_of(shard))
+        answered_rows(store, asking, longer, source_of(shard))

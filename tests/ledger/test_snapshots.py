@@ -112,7 +112,7 @@ def test_the_files_are_in_a_table_and_no_label_file_is_read_twice(
         return [key for key in store.read_keys if key.startswith(("labels/", "documents/"))]
 
     assert publish_first(count) == 1
-    # — what to ask again, the documents file of a shard with failed rows says
+    # — the documents file of a shard with failed rows has what to ask again
     assert len(files_read()) == 3 * count + 2
     # — of the next snapshot only new shards are read, and of the same none
     assert publish_first(count + 3) == 2
@@ -249,7 +249,7 @@ def test_runs_that_publish_at_once_get_a_number_each(full: LocalStore) -> None:
         assert sorted(pool.map(race, range(6))) == [1, 2, 3, 4, 5, 6]
 
 
-def test_of_a_snapshot_that_is_no_json_or_cut_off_nobody_says_that_there_is_none(
+def test_a_snapshot_that_is_no_json_or_cut_off_is_not_reported_as_missing(
     full: LocalStore,
 ) -> None:
     publish_now(full)

@@ -69,15 +69,15 @@ def test_each_text_is_found_in_one_other_shard_with_answers_that_has_it(
         patch.setattr(text_index, "MAX_ENTRIES", data.draw(st.integers(1, 20)))
         find(store, {99: ["text 0"]}, sources[::2])  # — an earlier run has added some
         store.read_keys.clear()
-        found = find(store, {number: shards[number] for number in asking}, sources, keep=keep)
+        known_texts = find(store, {number: shards[number] for number in asking}, sources, keep=keep)
     asks = any(shards[number] for number in asking)
     lacking = [n for n in sources if asks and n not in sources[::2]]
     assert asks or not store.read_keys  # — nothing is read for nothing
     read = [key for key in store.read_keys if key.startswith("documents/")]
     assert sorted(read) == [documents_key(sid_of(n)) for n in lacking]
-    assert found.keys() == {sid_of(n) for n in asking if shards[n]}
+    assert known_texts.keys() == {sid_of(n) for n in asking if shards[n]}
     for number in (n for n in asking if shards[n]):
-        known, texts = found[sid_of(number)], {*shards[number]}
+        known, texts = known_texts[sid_of(number)], {*shards[number]}
         others = {sid_of(n): {*shards[n]} & texts for n in sources}
         assert known.texts == len(texts)
         counts = [*known.sources.values()]
@@ -95,8 +95,8 @@ def test_a_damaged_object_is_named_and_its_shards_are_added_again(
         find(store, {9: ["one"]}, [number])
     (store.root / index_key(2)).write_bytes(data)
     with caplog.at_level(logging.WARNING):
-        found = find(store, {9: ["one"]}, [1])
-    assert found[sid_of(9)].sources == {sid_of(1): 1}
+        known_texts = find(store, {9: ["one"]}, [1])
+    assert known_texts[sid_of(9)].sources == {sid_of(1): 1}
     assert index_key(2) in caplog.text and "damaged" in caplog.text
     assert [*store.list("index/")][-1].key == index_key(3)
 
@@ -109,6 +109,6 @@ def test_two_runs_that_add_objects_at_once_lose_none(store: LocalStore) -> None:
     blind.list = lambda _prefix: iter(())  # does not show yet what another run has created
     find(blind, {9: ["one"]}, [2])
     recording = Recording(store)
-    found = find(recording, {9: ["one", "two"]}, [1, 2])
-    assert found[sid_of(9)].sources == {sid_of(1): 1, sid_of(2): 1}
+    known_texts = find(recording, {9: ["one", "two"]}, [1, 2])
+    assert known_texts[sid_of(9)].sources == {sid_of(1): 1, sid_of(2): 1}
     assert recording.read_keys == [index_key(1), index_key(2)]

@@ -107,10 +107,10 @@ class Impatient(Terminal):
         (Terminal("n\n"), False),
         (Terminal(""), False),
         (Impatient(), False),
-        (io.StringIO("y\n"), False),  # no terminal: nobody was asked
+        (io.StringIO("y\n"), False),  # no terminal: no question was asked
     ],
 )
-def test_a_job_is_stopped_only_where_somebody_says_so(answers: io.StringIO, stops: bool) -> None:
+def test_a_job_is_stopped_only_if_the_user_confirms_it(answers: io.StringIO, stops: bool) -> None:
     asked = io.StringIO()
     assert wants_stop("job-1", asked, answers) is stops
     assert ("Stop job-1" in asked.getvalue()) is answers.isatty()

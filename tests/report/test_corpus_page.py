@@ -1,4 +1,4 @@
-"""The page of a report says first what its reader came for, and names every doubt."""
+"""The page of a report begins with the result, and names every doubt."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def first_screen(written: str) -> str:
     return html.unescape(written.partition("<h2 id=")[0])
 
 
-def test_the_page_says_first_what_is_kept_how_good_it_is_and_what_to_do_next() -> None:
+def test_the_page_begins_with_what_is_kept_how_good_it_is_and_what_to_do_next() -> None:
     first, names = first_screen(shown(REPORT)), headings(shown(REPORT))
     assert names[:4] == ["Kept and dropped", "Quality", "Doubts", "What to do next"]
     assert names[-1] == "What was labelled, and with what"
@@ -108,7 +108,7 @@ def test_a_histogram_has_a_bar_for_each_count_on_a_scale_of_powers_of_ten(
         assert HEIGHT * place > 4  # a bar of one document is visible
 
 
-def test_only_labels_with_something_to_show_have_a_figure_and_few_of_them() -> None:
+def test_only_labels_above_the_lowest_bar_have_a_figure_and_few_of_them() -> None:
     bar = 1_000 // BARS
     labels = {
         "none": {0: 100, bar - 1: 300},

@@ -1,4 +1,4 @@
-"""What people see of an evaluation: nothing hostile steers the page or the terminal."""
+"""What people see of an evaluation: nothing hostile controls the page or the terminal."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def evaluation(labels: tuple[str, ...]) -> Evaluation:
     )
 
 
-class Seen(HTMLParser):
+class ElementsOfPage(HTMLParser):
     """Which elements and attributes a browser would find, and the text."""
 
     def __init__(self) -> None:
@@ -97,14 +97,16 @@ def page_of(labels: tuple[str, ...]) -> str:
 @pytest.mark.parametrize("labels", [(HOSTILE, "clean"), ("a", HOSTILE, "$y", "b")])
 def test_a_page_runs_and_fetches_nothing_whatever_it_shows(labels: tuple[str, ...]) -> None:
     written = page_of(labels)
-    seen = Seen()
-    seen.feed(written)
-    assert {"table", "svg", "style"} <= seen.tags
-    assert seen.tags.isdisjoint({"script", "img", "image", "link", "iframe", "object", "b"})
-    assert not [name for name in seen.attributes if re.match(r"on\w+=|src=|\w*:?href=(?!#)", name)]
-    assert any("default-src 'none'" in name for name in seen.attributes)
+    elements = ElementsOfPage()
+    elements.feed(written)
+    assert {"table", "svg", "style"} <= elements.tags
+    assert elements.tags.isdisjoint({"script", "img", "image", "link", "iframe", "object", "b"})
+    assert not [
+        name for name in elements.attributes if re.match(r"on\w+=|src=|\w*:?href=(?!#)", name)
+    ]
+    assert any("default-src 'none'" in name for name in elements.attributes)
     assert SIGN.search(written) is None
-    assert "<script>alert('$x$')</script>\\x1b[31m\\u202e[red]" in seen.text
+    assert "<script>alert('$x$')</script>\\x1b[31m\\u202e[red]" in elements.text
     for svg in re.findall(r"<svg.*?</svg>", written, re.DOTALL):
         ElementTree.fromstring(svg)
 
@@ -114,8 +116,8 @@ def test_a_page_says_what_to_do_next_and_the_headline_has_the_main_figures() -> 
     task = whole.tasks["toxic"]
     written, auroc = page(whole), task.auroc
     first = f"AUROC {auroc.value:.3f} ({auroc.low:.3f} to {auroc.high:.3f}), accuracy "
-    screen, _, rest = written.partition("<h2 id='answers'>")
-    begin, _, _ = rest.partition("<h2 id='quality'>")[2].partition("<h3>toxic</h3>")
+    screen, _, main = written.partition("<h2 id='answers'>")
+    begin, _, _ = main.partition("<h2 id='quality'>")[2].partition("<h3>toxic</h3>")
     [section] = sections(whole)
     line = section.headline
     assert line.startswith(first) and "on 50 documents, by " in line

@@ -1,4 +1,4 @@
-"""Progress of a run: its lines, and what Ctrl-C says."""
+"""Progress of a run: its lines, and the message after Ctrl-C."""
 
 from __future__ import annotations
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from reviews import World, task_of
+from reviews import Corpus, task_of
 
 
 @pytest.fixture
-def world() -> World:
-    return World(task_of())
+def corpus() -> Corpus:
+    return Corpus(task_of())
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from browsers import fits_into_its_window, opened_browser, serious_findings, take_picture
 from gold_lines import lines
-from reviews import World, task_of
+from reviews import Corpus, task_of
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -49,8 +49,8 @@ def review(file: Path, kind: str = "choice") -> Iterator[tuple[Any, str]]:
 class Reader:
     """A person at the page, who uses only the keyboard."""
 
-    def __init__(self, browser: webdriver.Chrome, world: World) -> None:
-        self.browser, self.world = browser, world
+    def __init__(self, browser: webdriver.Chrome, corpus: Corpus) -> None:
+        self.browser, self.corpus = browser, corpus
 
     def text(self, name: str) -> str:
         return str(self.browser.find_element(By.ID, name).get_attribute("textContent"))
@@ -82,15 +82,15 @@ class Reader:
 
     def labels(self) -> int:
         """Presses the key of the true label."""
-        names = list(self.world.task.labels)
-        return self.acts(str(names.index(self.world.label(self.row())) + 1))
+        names = list(self.corpus.task.labels)
+        return self.acts(str(names.index(self.corpus.label(self.row())) + 1))
 
 
 def test_a_hundred_rows_by_keyboard_with_a_kill_lose_nothing(tmp_path: Path) -> None:
-    file, world = tmp_path / "gold.jsonl", World(task_of())
+    file, corpus = tmp_path / "gold.jsonl", Corpus(task_of())
     with opened_browser() as browser:
         browser.set_window_size(1_280, 900)
-        reader = Reader(browser, world)
+        reader = Reader(browser, corpus)
         with review(file) as (process, address):
             browser.get(address)
             reader.wait(lambda: reader.text("asked") == "Who labels tone?")
@@ -134,15 +134,15 @@ def test_a_hundred_rows_by_keyboard_with_a_kill_lose_nothing(tmp_path: Path) -> 
     assert len({*rows}) == 100 and skipped not in rows
     answers = [line for line in lines(file) if line["action"] == "label"]
     assert [(line["doc_id"], line["label"]) for line in answers] == [
-        (f"d{row}", world.label(row)) for row in rows
+        (f"d{row}", corpus.label(row)) for row in rows
     ]
     assert {line["by"] for line in answers} == {"Ann"}
 
 
 def test_several_labels_are_marked_by_keys_and_saved_by_enter(tmp_path: Path) -> None:
-    file, world = tmp_path / "gold.jsonl", World(task_of("multi"))
+    file, corpus = tmp_path / "gold.jsonl", Corpus(task_of("multi"))
     with opened_browser() as browser, review(file, "multi") as (_, address):
-        reader = Reader(browser, world)
+        reader = Reader(browser, corpus)
         reader.opens(address, "Ann")
         expected = []
         for keys, label in (("2", ["art"]), ("21", ["law", "art"]), ("", []), ("112", ["art"])):
@@ -168,7 +168,7 @@ def test_two_people_at_once_get_different_rows(tmp_path: Path) -> None:
 def serve_toys(file: Path, kind: str) -> None:
     """A review of toy documents; the address of the page is the only line on standard output."""
     host = "127.0.0.1"
-    with World(task_of(kind)).session(file) as session:
+    with Corpus(task_of(kind)).session(file) as session:
         own = listen(host, None)
         show = lambda address: print(address, flush=True)  # noqa: E731
         asyncio.run(serve(session, own, host=host, command="assay fit", announce=show))

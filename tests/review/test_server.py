@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 from aiohttp import ClientSession, web
-from reviews import World
+from reviews import Corpus
 
 from pipeline.errors import SpecError
 from pipeline.review.server import TOKEN_HEADER, listen, make_app
@@ -62,7 +62,7 @@ class Page:
 
 
 def with_page(
-    world: World, file: Path, act: Callable[[Page], Awaitable[Result]], **rules: Any
+    corpus: Corpus, file: Path, act: Callable[[Page], Awaitable[Result]], **rules: Any
 ) -> Result:
     """What this does with the page of a person."""
 
@@ -70,12 +70,12 @@ def with_page(
         async with served(session) as (client, address):
             return await act(Page(client, address, "ann"))
 
-    with world.session(file, **rules) as session:
+    with corpus.session(file, **rules) as session:
         return asyncio.run(opened(session))
 
 
 def test_the_page_runs_no_script_but_its_own_and_fetches_nothing_else(
-    world: World, file: Path
+    corpus: Corpus, file: Path
 ) -> None:
     async def act(page: Page) -> tuple[str, Any, dict[str, Any]]:
         async with page.client.get(f"{page.address}/?token={TOKEN}") as reply:
@@ -83,7 +83,7 @@ def test_the_page_runs_no_script_but_its_own_and_fetches_nothing_else(
         async with page.client.get(f"{page.address}/task", headers={TOKEN_HEADER: TOKEN}) as reply:
             return text, headers, await reply.json()
 
-    text, headers, task = with_page(world, file, act)
+    text, headers, task = with_page(corpus, file, act)
     policy = headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy and "connect-src 'self'" in policy
     assert "unsafe" not in policy and policy.count("'sha256-") == 2
@@ -109,7 +109,7 @@ def test_the_page_runs_no_script_but_its_own_and_fetches_nothing_else(
     ],
 )
 def test_a_request_that_is_not_of_the_page_is_refused(
-    method: str, path: str, headers: dict[str, str], reason: str, world: World, file: Path
+    method: str, path: str, headers: dict[str, str], reason: str, corpus: Corpus, file: Path
 ) -> None:
     async def act(page: Page) -> tuple[int, Any]:
         row = (await page.next())["row"]
@@ -121,7 +121,7 @@ def test_a_request_that_is_not_of_the_page_is_refused(
         async with request as reply:
             return reply.status, await reply.text()
 
-    status, content = with_page(world, file, act)
+    status, content = with_page(corpus, file, act)
     assert status == 403 and reason in html.unescape(content)
     is_page = path.partition("?")[0] == "/"
     assert content.startswith("<!doctype html>" if is_page else '{"error": ')
@@ -144,20 +144,20 @@ def test_a_request_that_is_not_of_the_page_is_refused(
     ],
 )
 def test_a_wrong_answer_is_refused_in_words_and_nothing_is_written(
-    path: str, body: dict[str, Any], status: int, reason: str, world: World, file: Path
+    path: str, body: dict[str, Any], status: int, reason: str, corpus: Corpus, file: Path
 ) -> None:
     async def act(page: Page) -> tuple[int, Any]:
         row = (await page.next())["row"]
         own = {"id": row["id"], "action": "label", "label": "toxic"}
         return await page.post(path, **{**own, **body})
 
-    refused, content = with_page(world, file, act)
+    refused, content = with_page(corpus, file, act)
     assert refused == status and reason in content["error"]
     assert file.read_bytes() == b""
 
 
 def test_one_name_in_two_browsers_is_refused_in_words_until_one_of_them_is_closed(
-    world: World, file: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Corpus, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def act(page: Page) -> list[tuple[int, Any]]:
         own = (await page.post("/next", browser="one"))[1]["row"]
@@ -168,14 +168,14 @@ def test_one_name_in_two_browsers_is_refused_in_words_until_one_of_them_is_close
         monkeypatch.setattr("pipeline.review.server.SAME_NAME_S", 0.0)
         return [*replies, await page.post("/next", browser="two")]
 
-    *refused, (first, _), (second, _) = with_page(world, file, act)
+    *refused, (first, _), (second, _) = with_page(corpus, file, act)
     for status, content in refused:
         assert status == 409 and "ann labels in another browser" in content["error"]
     assert (first, second) == (200, 200) and len(file.read_text().splitlines()) == 1
 
 
 def test_an_answer_is_synced_before_its_reply(
-    world: World, file: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Corpus, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[int] = []
     sync = os.fsync
@@ -191,12 +191,12 @@ def test_an_answer_is_synced_before_its_reply(
             await page.answer("toxic")
             assert len(synced) == n and synced[-1] == file.stat().st_size
 
-    with_page(world, file, act)
+    with_page(corpus, file, act)
     assert len(file.read_text().splitlines()) == 3
 
 
 def test_an_answer_that_cannot_be_written_can_be_sent_again(
-    world: World, file: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Corpus, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_descriptor: int) -> None:
         raise OSError("the disk is full")
@@ -211,40 +211,42 @@ def test_an_answer_that_cannot_be_written_can_be_sent_again(
         assert (await page.post("/answer", **sent))[0] == 200
         return failed
 
-    status, content = with_page(world, file, act)
+    status, content = with_page(corpus, file, act)
     assert status == 500 and "the disk is full" in content["error"]
 
 
-def test_the_next_document_is_waited_for_while_documents_are_read(world: World, file: Path) -> None:
-    first, *others = world.pool.documents
-    world.pool = Pool(is_read=False)
-    world.pool.add(first)
+def test_the_next_document_is_waited_for_while_documents_are_read(
+    corpus: Corpus, file: Path
+) -> None:
+    first, *others = corpus.pool.documents
+    corpus.pool = Pool(is_read=False)
+    corpus.pool.add(first)
 
     def read() -> None:
         for document in others:
-            world.pool.add(document)
-        world.pool.is_read = True
+            corpus.pool.add(document)
+        corpus.pool.is_read = True
 
     async def act(page: Page) -> dict[str, Any]:
         assert (await page.next())["row"]["id"] == first.hash
         asyncio.get_running_loop().call_later(0.2, read)
         return await page.answer("toxic")
 
-    view = with_page(world, file, act)
+    view = with_page(corpus, file, act)
     assert view["row"]["id"] in {document.hash for document in others}
     assert view["progress"]["labels"] == 1
 
 
-def test_a_document_that_is_not_read_in_time_is_said(
-    world: World, file: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_document_that_is_not_read_in_time_is_reported(
+    corpus: Corpus, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.review.server._WAIT_S", 0)
-    world.pool = Pool(is_read=False)
-    view = with_page(world, file, Page.next)
+    corpus.pool = Pool(is_read=False)
+    view = with_page(corpus, file, Page.next)
     assert view["row"] is None and "still being read" in view["note"]
 
 
-def test_an_older_answer_is_corrected_from_the_history(world: World, file: Path) -> None:
+def test_an_older_answer_is_corrected_from_the_history(corpus: Corpus, file: Path) -> None:
     async def act(page: Page) -> tuple[str, dict[str, Any]]:
         first = (await page.next())["row"]["id"]
         for _ in range(3):
@@ -253,16 +255,16 @@ def test_an_older_answer_is_corrected_from_the_history(world: World, file: Path)
         assert status == 200 and view["row"]["id"] == first
         return first, await page.answer("clean")
 
-    first, view = with_page(world, file, act)
-    assert view["progress"]["given"] == 3
+    first, view = with_page(corpus, file, act)
+    assert view["progress"]["answers"] == 3
     newest = view["progress"]["history"][0]
-    assert (newest["id"], newest["given"]) == (first, "clean")
+    assert (newest["id"], newest["answer"]) == (first, "clean")
     assert view["progress"]["by_label"] == {"toxic": 2, "clean": 1}
-    with world.session(file) as session:
+    with corpus.session(file) as session:
         assert session.gold.answers[first, "ann"].label == "clean"
 
 
-def test_all_answers_of_a_person_are_in_the_history(world: World, file: Path) -> None:
+def test_all_answers_of_a_person_are_in_the_history(corpus: Corpus, file: Path) -> None:
     async def act(page: Page) -> tuple[list[Any], Any]:
         ids = []
         for _ in range(12):
@@ -270,7 +272,7 @@ def test_all_answers_of_a_person_are_in_the_history(world: World, file: Path) ->
             await page.answer("toxic")
         return ids, (await page.post("/history"))[1]
 
-    ids, history = with_page(world, file, act)
+    ids, history = with_page(corpus, file, act)
     assert [past["id"] for past in history] == ids[::-1]
 
 
@@ -280,7 +282,7 @@ def test_a_host_that_is_no_address_of_this_machine_is_one_line(host: str) -> Non
         listen(host, None)
 
 
-def test_the_page_answers_under_the_host_that_it_was_given(world: World, file: Path) -> None:
+def test_the_page_accepts_requests_to_its_own_host(corpus: Corpus, file: Path) -> None:
     async def opened(session: Session) -> list[int]:
         async with served(session, "labels.example") as (client, address):
             statuses = []
@@ -290,5 +292,5 @@ def test_the_page_answers_under_the_host_that_it_was_given(world: World, file: P
                     statuses.append(reply.status)
             return statuses
 
-    with world.session(file) as session:
+    with corpus.session(file) as session:
         assert asyncio.run(opened(session)) == [200, 403]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gold_lines import lines
-from reviews import Clock, World, task_of
+from reviews import Clock, Corpus, task_of
 from sklearn.metrics import cohen_kappa_score
 
 from pipeline.errors import SpecError, StorageError
@@ -30,15 +30,15 @@ def hash_of(session: Session, person: str) -> str:
     return session.pool.documents[asked.row].hash
 
 
-def test_an_answer_is_a_line_with_what_the_person_saw(world: World, file: Path) -> None:
+def test_an_answer_is_a_line_with_what_the_person_saw(corpus: Corpus, file: Path) -> None:
     clock = Clock()
-    with world.session(file, now=clock) as session:
+    with corpus.session(file, now=clock) as session:
         text_hash = hash_of(session, "ann")
         clock.pass_(2.5)
         session.answer("ann", text_hash, "label", "toxic")
     [line] = lines(file)
     shown = line.pop("shown")
-    row = world.pool.rows[text_hash]
+    row = corpus.pool.rows[text_hash]
     assert line == {
         "doc_id": f"d{row}",
         "content_hash": text_hash,
@@ -49,13 +49,13 @@ def test_an_answer_is_a_line_with_what_the_person_saw(world: World, file: Path) 
         "at": "2026-11-26T00:00:02.500+00:00",
         "seconds": 2.5,
     }
-    assert shown["question"] == world.task.question and shown["labels"] == ["toxic", "clean"]
+    assert shown["question"] == corpus.task.question and shown["labels"] == ["toxic", "clean"]
     assert (shown["p"], shown["blind"], shown["chosen"]) == (None, False, "random")
 
 
 def test_people_read_the_guide_of_a_task_in_place_of_its_question(file: Path) -> None:
-    asked = World(task_of())
-    guided = World(asked.task.model_copy(update={"guide": "Rude to a person?"}))
+    asked = Corpus(task_of())
+    guided = Corpus(asked.task.model_copy(update={"guide": "Rude to a person?"}))
     with guided.session(file) as session:
         assert task_json(session, "")["question"] == "Rude to a person?"
         guided.answers(session, "ann", 1)
@@ -67,10 +67,10 @@ def test_people_read_the_guide_of_a_task_in_place_of_its_question(file: Path) ->
 
 
 def test_two_people_get_different_documents_until_a_reservation_ends(
-    world: World, file: Path
+    corpus: Corpus, file: Path
 ) -> None:
     clock = Clock()
-    with world.session(file, now=clock, order="random") as session:
+    with corpus.session(file, now=clock, order="random") as session:
         ann = hash_of(session, "ann")
         assert hash_of(session, "ann") == ann
         assert hash_of(session, "bob") != ann
@@ -82,9 +82,9 @@ def test_two_people_get_different_documents_until_a_reservation_ends(
 
 
 def test_what_one_person_skips_is_shown_to_another_but_not_what_is_flagged(
-    world: World, file: Path
+    corpus: Corpus, file: Path
 ) -> None:
-    with world.session(file, order="random") as session:
+    with corpus.session(file, order="random") as session:
         skipped = hash_of(session, "ann")
         session.answer("ann", skipped, "skip")
         flagged = hash_of(session, "ann")
@@ -108,16 +108,18 @@ def test_what_one_person_skips_is_shown_to_another_but_not_what_is_flagged(
     ],
 )
 def test_a_wrong_label_is_refused_and_not_written(kind: str, label: object, file: Path) -> None:
-    world = World(task_of(kind))
-    with world.session(file) as session:
+    corpus = Corpus(task_of(kind))
+    with corpus.session(file) as session:
         text_hash = hash_of(session, "ann")
         with pytest.raises(RefusedAnswer, match=r" label"):
             session.answer("ann", text_hash, "label", label)
         assert file.read_bytes() == b"" and hash_of(session, "ann") == text_hash
 
 
-def test_a_document_that_was_not_shown_or_is_answered_is_refused(world: World, file: Path) -> None:
-    with world.session(file) as session:
+def test_a_document_that_was_not_shown_or_is_answered_is_refused(
+    corpus: Corpus, file: Path
+) -> None:
+    with corpus.session(file) as session:
         text_hash = hash_of(session, "ann")
         with pytest.raises(RefusedAnswer, match="was not shown to you"):
             session.answer("bob", text_hash, "label", "toxic")
@@ -128,17 +130,17 @@ def test_a_document_that_was_not_shown_or_is_answered_is_refused(world: World, f
 
 
 def test_undo_opens_the_document_again_and_the_next_undo_the_one_before(
-    world: World, file: Path
+    corpus: Corpus, file: Path
 ) -> None:
-    with world.session(file) as session:
+    with corpus.session(file) as session:
         with pytest.raises(RefusedAnswer, match="nothing to undo"):
             session.undo("ann")
-        first, second = world.answers(session, "ann", 2)
+        first, second = corpus.answers(session, "ann", 2)
         for row in (second, first):
             session.undo("ann")
-            assert hash_of(session, "ann") == world.pool.documents[row].hash
+            assert hash_of(session, "ann") == corpus.pool.documents[row].hash
         assert session.gold.answers == {}
-        session.answer("ann", world.pool.documents[first].hash, "label", "clean")
+        session.answer("ann", corpus.pool.documents[first].hash, "label", "clean")
         assert [line["action"] for line in lines(file)] == ["label"] * 2 + ["undo"] * 2 + ["label"]
         [answer] = session.gold.answers.values()
         assert answer.label == "clean"
@@ -149,21 +151,21 @@ def test_undo_opens_the_document_again_and_the_next_undo_the_one_before(
 def test_mixed_is_diverse_then_uncertain_and_random_in_turn(
     kind: str, answered: bool, file: Path
 ) -> None:
-    world = World(task_of(kind), answered=answered)
-    with world.session(file) as session:
-        rows = world.answers(session, "ann", 45)
-    with world.session(file) as session:  # — goes on where the last one ended
-        rows += world.answers(session, "ann", 15)
+    corpus = Corpus(task_of(kind), answered=answered)
+    with corpus.session(file) as session:
+        rows = corpus.answers(session, "ann", 45)
+    with corpus.session(file) as session:  # — goes on where the last one ended
+        rows += corpus.answers(session, "ann", 15)
     reasons = [line["shown"]["chosen"] for line in lines(file)]
     later = ["uncertain", "random"] * 10 if answered else ["random"] * 20
     assert reasons == ["random", *["diverse"] * (DIVERSE - 1), *later] and len({*rows}) == 60
     for place, reason in enumerate(reasons):
-        left = np.setdiff1d(np.arange(world.rows), rows[:place])
+        left = np.setdiff1d(np.arange(corpus.rows), rows[:place])
         if reason == "uncertain":
-            unsure = uncertainty(world.p, session.task.kind)
+            unsure = uncertainty(corpus.p, session.task.kind)
             assert unsure[rows[place]] == unsure[left].max()
         elif reason == "random":
-            ranks = {row: world.pool.documents[row].rank for row in left}
+            ranks = {row: corpus.pool.documents[row].rank for row in left}
             assert rows[place] == min(ranks, key=ranks.__getitem__)
 
 
@@ -188,19 +190,19 @@ def test_the_stored_answer_is_on_the_page_and_in_the_file_unless_it_is_blind_as_
 
 
 def test_documents_that_are_read_later_are_shown_too(file: Path) -> None:
-    world = World(task_of(), rows=3)
-    with world.session(file) as session:
-        world.answers(session, "ann", 3)
+    corpus = Corpus(task_of(), rows=3)
+    with corpus.session(file) as session:
+        corpus.answers(session, "ann", 3)
         assert session.open_document("ann") is None
-        world.pool.add(Document("f" * 32, "late", "read later", 0))
-        world.pool.add(Document("f" * 32, "twin", "read later", 1))
-        assert hash_of(session, "ann") == "f" * 32 and len(world.pool) == 4
+        corpus.pool.add(Document("f" * 32, "late", "read later", 0))
+        corpus.pool.add(Document("f" * 32, "twin", "read later", 1))
+        assert hash_of(session, "ann") == "f" * 32 and len(corpus.pool) == 4
 
 
-def test_an_error_of_reading_is_shown_and_no_answer_is_written(world: World, file: Path) -> None:
-    with world.session(file) as session:
+def test_an_error_of_reading_is_shown_and_no_answer_is_written(corpus: Corpus, file: Path) -> None:
+    with corpus.session(file) as session:
         text_hash = hash_of(session, "ann")
-        world.pool.error = StorageError("the bucket is gone")
+        corpus.pool.error = StorageError("the bucket is gone")
         with pytest.raises(RefusedAnswer, match="the bucket is gone"):
             session.answer("ann", text_hash, "label", "toxic")
         with pytest.raises(RefusedAnswer, match="the bucket is gone"):
@@ -209,24 +211,24 @@ def test_an_error_of_reading_is_shown_and_no_answer_is_written(world: World, fil
 
 
 def test_second_shows_what_one_person_labelled_and_first_what_people_dispute(
-    world: World, file: Path
+    corpus: Corpus, file: Path
 ) -> None:
-    with world.session(file, order="random") as session:
-        rows = world.answers(session, "ann", 6)
+    with corpus.session(file, order="random") as session:
+        rows = corpus.answers(session, "ann", 6)
     disputed, agreed = rows[3], rows[1]
     other = {"toxic": "clean", "clean": "toxic"}
-    with world.session(file, second=True) as session:
+    with corpus.session(file, second=True) as session:
         for _ in rows:
             asked = session.open_document("bob")
             assert asked is not None
-            label = world.label(asked.row)
+            label = corpus.label(asked.row)
             if asked.row in (agreed, disputed):
                 label = other[label] if asked.row == disputed else label
                 session.answer("bob", hash_of(session, "bob"), "label", label)
             else:
                 session.answer("bob", hash_of(session, "bob"), "skip")
-    with world.session(file, second=True) as session:
-        shown = world.answers(session, "eve", 5)
+    with corpus.session(file, second=True) as session:
+        shown = corpus.answers(session, "eve", 5)
         assert shown[0] == disputed and {*shown} == {*rows} - {agreed}
         assert session.open_document("eve") is None
         assert session.open_document("dan") is None  # — a majority has decided, or two agree
@@ -237,31 +239,31 @@ def test_second_shows_what_one_person_labelled_and_first_what_people_dispute(
 @pytest.mark.parametrize("seed", range(5))
 def test_kappa_is_that_of_scikit_learn(kind: str, seed: int, file: Path) -> None:
     source, labels = np.random.default_rng(seed), ["0", "1", "2", "3"]
-    world = World(task_of(kind, labels), rows=30)
-    one, other = source.integers(0, 4, (2, world.rows))
-    other = np.where(source.random(world.rows) < 0.5, one, other)
+    corpus = Corpus(task_of(kind, labels), rows=30)
+    one, other = source.integers(0, 4, (2, corpus.rows))
+    other = np.where(source.random(corpus.rows) < 0.5, one, other)
 
-    def given(numbers: Any) -> Any:
+    def label_of(numbers: Any) -> Any:
         return lambda row: [labels[numbers[row]]] if kind == "multi" else labels[numbers[row]]
 
-    with world.session(file) as session:
-        world.answers(session, "ann", world.rows, given(one))
-    with world.session(file, second=True) as session:
-        world.answers(session, "bob", world.rows, given(other))
+    with corpus.session(file) as session:
+        corpus.answers(session, "ann", corpus.rows, label_of(one))
+    with corpus.session(file, second=True) as session:
+        corpus.answers(session, "bob", corpus.rows, label_of(other))
         [pair] = agreements(session)
     if kind == "multi":
         expected = np.mean([cohen_kappa_score(one == n, other == n) for n in range(4)])
     else:
         weights = "quadratic" if kind == "score" else None
         expected = cohen_kappa_score(one, other, weights=weights, labels=range(4))
-    assert (pair.documents, pair.alike) == (world.rows, (one == other).sum())
+    assert (pair.documents, pair.alike) == (corpus.rows, (one == other).sum())
     assert pair.kappa == pytest.approx(expected)
 
 
 def test_kappa_is_undefined_where_chance_alone_makes_people_agree(file: Path) -> None:
-    world = World(task_of(), rows=3)
+    corpus = Corpus(task_of(), rows=3)
     for person, second in (("ann", False), ("bob", True)):
-        with world.session(file, second=second) as session:
-            world.answers(session, person, 3, lambda _: "clean")
+        with corpus.session(file, second=second) as session:
+            corpus.answers(session, person, 3, lambda _: "clean")
             pairs = agreements(session)
     assert [(pair.alike, pair.kappa) for pair in pairs] == [(3, None)]

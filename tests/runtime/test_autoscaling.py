@@ -20,7 +20,7 @@ GPU = {"CPU": 4.0, "GPU": 1.0, "accelerator_type:T4": 1.0}
 
 
 class FakeRay:
-    """A cluster whose nodes answer as their resources say; the first request brings more nodes."""
+    """A cluster whose nodes answer by their resources; the first request brings more nodes."""
 
     def __init__(self, *alive: dict[str, float], brings: dict[str, float] | None = None) -> None:
         self.alive = list(alive)
@@ -28,10 +28,10 @@ class FakeRay:
         self.asked: list[dict[str, Any]] = []
 
     def nodes(self) -> list[dict[str, Any]]:
-        gone = {"NodeID": "gone", "Resources": SLOW, "Alive": False}
+        dead_node = {"NodeID": "gone", "Resources": SLOW, "Alive": False}
         named = enumerate(self.alive)
         alive = {"Alive": True, "NodeManagerAddress": "198.18.0.9"}
-        return [gone, *({"NodeID": f"n{n}", "Resources": r, **alive} for n, r in named)]
+        return [dead_node, *({"NodeID": f"n{n}", "Resources": r, **alive} for n, r in named)]
 
     def remote(self, **_: Any) -> Any:
         def options(**needs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A run with a bound ends between shards, keeps what it has, and says what is left."""
+"""A run with a bound ends between shards, keeps what it has, and reports what is left."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_run_whose_time_is_over_reads_no_texts(
     assert plain.run(max_hours=1).complete and plain.asked.total() == 40
 
 
-def test_a_run_whose_time_is_over_ends_with_3_and_says_what_is_left_and_how_to_go_on(
+def test_a_run_whose_time_is_over_ends_with_3_and_reports_what_is_left_and_how_to_go_on(
     write_spec: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["run", str(write_spec()), "--max-hours", "1e-9"]

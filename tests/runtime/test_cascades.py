@@ -70,7 +70,7 @@ def test_each_stage_is_asked_what_none_before_it_decided(
     assert (again.snapshot, again.tally.n["created",], staged.asked) == (1, 0, Counter())
 
 
-def test_a_task_of_the_same_question_takes_the_answers_over(staged: Corpus) -> None:
+def test_a_task_of_the_same_question_reuses_the_answers(staged: Corpus) -> None:
     texts = write_shared(staged)
     staged.decide(0.2, 0.8)
     staged.run()

@@ -153,7 +153,7 @@ def test_a_shard_whose_commit_keeps_killing_its_worker_fails_and_is_named(
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each child reports to nobody, and ends itself after a second without a sign of life."""
+    """Each child has no mailbox, and ends itself after a second without a sign of life."""
     node = SimpleNamespace(get_node_id=lambda: "n1")
     # — an earlier test of this process may have started Ray
     monkeypatch.setattr("ray.is_initialized", lambda: False)

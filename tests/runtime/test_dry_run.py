@@ -31,7 +31,7 @@ def test_what_another_machine_answered_in_its_number_format_is_not_missing(
     assert dry_run(spec, cache_dir=tmp_path).missing_rows == 0
 
 
-def test_it_counts_without_the_gpu_that_the_spec_wants(
+def test_it_counts_without_the_gpu_that_the_spec_requires(
     write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:
     folder = load_spec(str(write_spec())).model.path

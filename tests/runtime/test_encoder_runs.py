@@ -138,7 +138,7 @@ def test_a_document_that_is_longer_than_the_context_is_refused(encoded: Corpus) 
         Labeller(encoded.spec_file, cache_dir=encoded.cache)
 
 
-def test_a_command_about_decoders_says_so(
+def test_a_command_about_decoders_is_refused(
     encoded: Corpus, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["check", str(encoded.spec_file)]) == 2

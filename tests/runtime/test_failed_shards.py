@@ -111,8 +111,8 @@ def test_a_bad_file_of_many_shards_ends_no_run(
     for name, texts in good.items():
         plain.write(name, texts)
     monkeypatch.setattr("pipeline.runtime.plan.SMALL_INPUT_BYTES", -1)
-    gone = StorageError(f"{plain.input}/bad.jsonl: cannot be read: it is gone")
-    fail_reads(monkeypatch, lambda name, _number: gone if name == "bad" else None)
+    error = StorageError(f"{plain.input}/bad.jsonl: cannot be read: it is gone")
+    fail_reads(monkeypatch, lambda name, _number: error if name == "bad" else None)
     outcome = plain.run()
     assert (outcome.shards, outcome.missing_shards) == (60, 30) and outcome.snapshot is None
     assert outcome.tally.n.total_of("rows") == len(good)

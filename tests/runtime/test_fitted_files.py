@@ -1,4 +1,4 @@
-"""Fitted files are where the spec says, whole, and are named where they are not."""
+"""Fitted files are found where the spec names them; missing or broken ones are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps a worker from being built is told by its first call; what ends it is reported."""
+"""What keeps a worker from being built is raised by its first call; what ends it is reported."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ POST = Post(None, 600.0)
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_worker_that_cannot_load_says_why_when_it_is_called(
+def test_a_worker_that_cannot_load_raises_the_reason_when_it_is_called(
     error: AssayError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker, _, _ = failing_worker(monkeypatch, error, later=False, post=None)
@@ -182,13 +182,13 @@ def test_on_a_gpu_one_shard_is_labelled_while_another_is_read(
     gpus: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two calls at once on a GPU, and one on CPUs."""
-    at_work, seen, entered = set[str](), list[int](), threading.Lock()
+    at_work, at_once, entered = set[str](), list[int](), threading.Lock()
     together = threading.Barrier(most)
 
     def label(_job: Any, _readers: Any, _store: Any, work: WorkItem, **_how: Any) -> Any:
         with entered:
             at_work.add(threading.current_thread().name)
-            seen.append(len(at_work))
+            at_once.append(len(at_work))
         together.wait(timeout=60)
         time.sleep(0.05)  # — for one more, if one more could begin
         with entered:
@@ -201,11 +201,11 @@ def test_on_a_gpu_one_shard_is_labelled_while_another_is_read(
     worker = ShardWorker(any_job(gpus=gpus), asks=True)
     with ThreadPoolExecutor(4) as calls:
         list(calls.map(lambda _: worker(row_of_work()), range(4)))
-    assert max(seen) == most
+    assert max(at_once) == most
 
 
 @pytest.mark.xdist_group("ray")
-def test_a_node_cuts_a_file_as_this_process_does_and_says_why_it_cannot(
+def test_a_node_cuts_a_file_as_this_process_does_or_raises_the_reason(
     shared_ray: None, tmp_path: Path
 ) -> None:
     lines = b"".join(b'{"text": "%d"}\n' % number for number in range(40))

@@ -118,7 +118,7 @@ class History:
         corpus.others = [{**TOPIC, **when}]
         corpus.decide(*self.band)
         self.other.input, self.other.shard_bytes = corpus.input, corpus.shard_bytes
-        self.other.files, self.other.seen = files, corpus.seen
+        self.other.files, self.other.all_texts = files, corpus.all_texts
 
     def needed(self, corpus: Corpus, texts: Mapping[str, str]) -> set[tuple[str, str]]:
         """What has to be asked about these documents, whether it was or not."""
@@ -138,7 +138,7 @@ class History:
         texts = self.corpus.texts
         if sample is None and where is None:
             return texts
-        by_text = {of: digest for digest, of in self.corpus.seen.items()}
+        by_text = {of: digest for digest, of in self.corpus.all_texts.items()}
         chosen: dict[str, Callable[[str], bool]] = {
             "text like '%1%' or text like '%4%'": lambda of: "1" in of or "4" in of,
             "text not like '%2%'": lambda of: "2" not in of,

@@ -1,4 +1,4 @@
-"""The columns of the input that a condition names: odd values, broken columns, and twins."""
+"""The columns of the input that a condition names: odd values, broken columns, two of one name."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def test_a_broken_column_has_no_values_from_there_on_and_the_texts_are_read(
     rows, sink = 2_000, io.BytesIO()
     table = pa.table({"text": ["a"] * rows, "source": [f"source {n}" for n in range(rows)]})
     pq.write_table(table, sink, row_group_size=rows // 2, compression="none")
-    found = write("a.parquet", sink.getvalue())
-    (shard,) = cut(found, Columns("text", None), 10**9)
-    chunk = pq.read_metadata(found.path).row_group(1).column(1)
+    file = write("a.parquet", sink.getvalue())
+    (shard,) = cut(file, Columns("text", None), 10**9)
+    chunk = pq.read_metadata(file.path).row_group(1).column(1)
     start, size = chunk.dictionary_page_offset, chunk.total_compressed_size
     data = sink.getvalue()[:start] + bytes(size) + sink.getvalue()[start + size :]
-    Path(found.path).write_bytes(data + bytes(is_changed))
+    Path(file.path).write_bytes(data + bytes(is_changed))
     if is_changed:
         with pytest.raises(StorageError, match="changed while the job ran"):
             input_columns(shard, ["source"], {})

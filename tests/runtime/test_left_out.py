@@ -44,7 +44,7 @@ def test_each_node_and_cause_is_named_once(caplog: pytest.LogCaptureFixture) -> 
         ("process 4 on a", "n1", ModelError("torn")),
         ("process 5 on a", "n1", FULL),
     ]:
-        workers.hear(letter(worker, node, cause), 0.0)
+        workers.note(letter(worker, node, cause), 0.0)
     assert caplog.messages == [
         f"process 1 on a cannot load: {FULL}; it is left out",
         f"process 3 on b cannot load: {FULL}; it is left out",
@@ -85,11 +85,11 @@ def test_a_node_whose_workers_cannot_load_is_named_once_and_left_out(
     documents: int, write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:
     spec = write_spec(input=write_many(tmp_path, documents, shard_bytes=20_000))
-    ran = run_on_two_nodes(spec)
-    assert ran.returncode == 0, ran.stderr
+    ended = run_on_two_nodes(spec)
+    assert ended.returncode == 0, ended.stderr
     assert_every_row_once(tmp_path / "out", documents)
-    named = [line for line in ran.stderr.splitlines() if line.endswith("; it is left out")]
-    assert len(named) == 1 or (not named and documents < 400), ran.stderr
+    named = [line for line in ended.stderr.splitlines() if line.endswith("; it is left out")]
+    assert len(named) == 1 or (not named and documents < 400), ended.stderr
     assert all("cannot load: RuntimeError: CUDA error at loading; " in line for line in named)
 
 
@@ -116,13 +116,13 @@ def test_a_node_with_another_folder_as_output_is_named_once_and_gets_no_label(
     """The path is absolute, and each node has another folder there."""
     (other := tmp_path / "other").mkdir()
     documents = write_many(tmp_path, 400, shard_bytes=20_000)
-    ran = run_on_two_nodes(write_spec(input=documents, output="/proc/self/cwd/out"), other)
-    assert ran.returncode == 0, ran.stderr
+    ended = run_on_two_nodes(write_spec(input=documents, output="/proc/self/cwd/out"), other)
+    assert ended.returncode == 0, ended.stderr
     assert_every_row_once(tmp_path / "out", 400)
     assert not list(other.iterdir())
-    (named,) = [line for line in ran.stderr.splitlines() if line.endswith("; it is left out")]
-    what = "cannot load: /proc/self/cwd/out: the output on this machine is not that of the driver"
-    assert re.search(rf"process \d+ on [\d.]+ {what}", named), named
+    (named,) = [line for line in ended.stderr.splitlines() if line.endswith("; it is left out")]
+    reason = "cannot load: /proc/self/cwd/out: the output on this machine is not that of the driver"
+    assert re.search(rf"process \d+ on [\d.]+ {reason}", named), named
 
 
 @pytest.mark.slow
@@ -132,13 +132,13 @@ def test_a_node_that_lacks_the_folder_of_the_input_is_named_once_and_gets_no_sha
 ) -> None:
     (other := tmp_path / "other").mkdir()
     documents = write_many(tmp_path, 400, shard_bytes=20_000)
-    ran = run_on_two_nodes(
+    ended = run_on_two_nodes(
         write_spec(input={**documents, "path": "/proc/self/cwd/many.jsonl"}), other
     )
-    assert ran.returncode == 0, ran.stderr
+    assert ended.returncode == 0, ended.stderr
     assert_every_row_once(tmp_path / "out", 400)
-    assert "a shard failed" not in ran.stderr
-    (named,) = [line for line in ran.stderr.splitlines() if line.endswith("; it is left out")]
+    assert "a shard failed" not in ended.stderr
+    (named,) = [line for line in ended.stderr.splitlines() if line.endswith("; it is left out")]
     assert "cannot load: /proc/self/cwd: the input is not on this machine; mount" in named
 
 

@@ -201,8 +201,10 @@ def test_other_verbs_read_the_snapshot_of_a_sample(plain: Corpus) -> None:
     assert [*compared.texts.values()] == [0, 60, 0]
     assert all(change.flip_rate == 0 for change in compared.tasks.values())
     assert plain.collect(keep=2) == ()
-    gone = plain.collect(keep=1)
-    assert gone[0] == "snapshots/00000001.json" and any(key.startswith("labels/") for key in gone)
+    removed = plain.collect(keep=1)
+    assert removed[0] == "snapshots/00000001.json" and any(
+        key.startswith("labels/") for key in removed
+    )
     plain.check()
     assert plain.run().snapshot == 2 and not plain.asked
 

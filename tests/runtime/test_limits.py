@@ -118,7 +118,7 @@ def test_the_memory_is_what_machine_and_cgroups_leave(
 
 
 @pytest.mark.parametrize(
-    ("limit", "to", "ran", "told"),
+    ("limit", "to", "call", "error"),
     [
         ("AS", 600 << 20, "main(['status', 'x.yaml'])", "ulimit -v: is too low; run `ulimit -v 20"),
         ("AS", 8 << 30, "check_ulimits(ULIMITS_OF_RAY)", "ulimit -v: is too low; run `ulimit -v 1"),
@@ -127,7 +127,7 @@ def test_the_memory_is_what_machine_and_cgroups_leave(
     ],
 )
 def test_a_limit_of_the_shell_that_is_too_low_is_named(
-    limit: str, to: int, ran: str, told: str
+    limit: str, to: int, call: str, error: str
 ) -> None:
     """Libraries in C++ abort, and Ray crashes, or waits without an end."""
     code = f"""
@@ -135,11 +135,11 @@ import resource
 resource.setrlimit(resource.RLIMIT_{limit}, ({to}, {to}))
 from pipeline.cli import main
 from pipeline.runtime.limits import ULIMITS_OF_RAY, check_ulimits
-raise SystemExit({ran})
+raise SystemExit({call})
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ended.returncode == (2 if "main" in ran else 1)
-    assert told in ended.stderr.splitlines()[-1]
+    assert ended.returncode == (2 if "main" in call else 1)
+    assert error in ended.stderr.splitlines()[-1]
 
 
 def seen(*capabilities: tuple[int, int], cuda: str | None = "13.0") -> CompletedProcess[str]:
@@ -151,13 +151,13 @@ def seen(*capabilities: tuple[int, int], cuda: str | None = "13.0") -> Completed
 @pytest.mark.parametrize(
     ("answer", "gpus"),
     [
-        (seen((9, 0)), Gpus(1, frozenset({"bfloat16", "fp8"}))),
-        (seen((8, 9), (10, 0)), Gpus(2, frozenset({"bfloat16", "fp8"}))),
-        (seen((8, 0), (8, 6)), Gpus(2, frozenset({"bfloat16"}))),
-        (seen((9, 0), (7, 5)), Gpus(2)),
+        (printed((9, 0)), Gpus(1, frozenset({"bfloat16", "fp8"}))),
+        (printed((8, 9), (10, 0)), Gpus(2, frozenset({"bfloat16", "fp8"}))),
+        (printed((8, 0), (8, 6)), Gpus(2, frozenset({"bfloat16"}))),
+        (printed((9, 0), (7, 5)), Gpus(2)),
     ],
 )
-def test_torch_says_which_gpus_can_be_used(
+def test_torch_reports_which_gpus_can_be_used(
     answer: CompletedProcess[str],
     gpus: Gpus,
     tmp_path: Path,
@@ -173,8 +173,8 @@ def test_torch_says_which_gpus_can_be_used(
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (seen(cuda=None), "torch 2.13.0 does not see: it is a build for CPUs"),
-        (seen(), "torch 2.13.0 does not see: its driver or CUDA_VISIBLE_DEVICES hides it"),
+        (printed(cuda=None), "torch 2.13.0 does not see: it is a build for CPUs"),
+        (printed(), "torch 2.13.0 does not see: its driver or CUDA_VISIBLE_DEVICES hides it"),
         (CompletedProcess([], 1, "", "a trace\nno driver"), "torch does not see: no driver"),
     ],
 )

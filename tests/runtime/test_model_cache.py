@@ -79,11 +79,11 @@ def test_a_cached_model_that_was_damaged_is_named_and_made_again(
         patch.setattr("pipeline.hashes.hashlib.file_digest", lambda *_: pytest.fail("read again"))
         assert cached_model("m", tmp_path, fill) == folder
     assert len(made) == 1 and not caplog.messages
-    what = damage(folder)
+    reason = damage(folder)
     with caplog.at_level(logging.WARNING):
         assert cached_model("m", tmp_path, fill) == folder
     (warning,) = caplog.messages[-1:]
-    assert warning.startswith(f"{folder}: ") and what in warning and "made again" in warning
+    assert warning.startswith(f"{folder}: ") and reason in warning and "made again" in warning
     assert len(made) == 2
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == whole
     assert os.listdir(folder.parent) == [folder.name]

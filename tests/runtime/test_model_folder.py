@@ -53,7 +53,7 @@ def cut(stop: int) -> Damage:
 
 
 def in_shards(shard_of: Callable[[str], str]) -> Damage:
-    """The weights in one shard, and an index that says where each tensor is."""
+    """The weights in one shard, and an index with the file of each tensor."""
 
     def damage(folder: Path) -> None:
         names = load_file(folder / WEIGHTS)

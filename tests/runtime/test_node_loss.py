@@ -1,4 +1,4 @@
-"""A node that goes away without warning takes its workers along, and no row is lost or doubled."""
+"""A node that disappears without warning ends its workers, and no row is lost or doubled."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_auto_takes_the_faster_number_format(
         ("\nFeatures\t: fp asimd\nCPU implementer\t: 0x41", set()),
     ],
 )
-def test_a_processor_says_which_formats_it_computes_faster_than_float32(
+def test_a_processors_flags_give_the_formats_that_are_faster_than_float32(
     cpuinfo: str, faster: set[str], tmp_path: Path
 ) -> None:
     vendor = "vendor_id\t: " if cpuinfo[0] != "\n" else ""

@@ -73,7 +73,7 @@ def test_a_readout_that_fits_is_found_and_loaded_whole(fitted: Make, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "card, changes, what",
+    "card, changes, difference",
     [
         ({}, {"task": {"labels": ["y", "x"]}}, "labels: ['x', 'y']"),
         ({}, {"task": {"labels": ["x", "y", "z"]}}, "labels: ['x', 'y']"),
@@ -93,12 +93,12 @@ def test_a_readout_that_fits_is_found_and_loaded_whole(fitted: Make, tmp_path: P
     ],
 )
 def test_a_readout_fitted_for_something_else_is_refused_by_what_differs(
-    card: dict[str, Any], changes: dict[str, Any], what: str, fitted: Make, tmp_path: Path
+    card: dict[str, Any], changes: dict[str, Any], difference: str, fitted: Make, tmp_path: Path
 ) -> None:
     (line,) = problems_of(fitted(card, **changes))
     path = tmp_path / "a.safetensors"
     assert line.startswith(
-        f"tasks.0.readout: task 'a': the readout {path} was fitted with another {what}"
+        f"tasks.0.readout: task 'a': the readout {path} was fitted with another {difference}"
     )
 
 
@@ -128,7 +128,7 @@ def damaged(path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "how, what",
+    "how, reason",
     [
         ("cut off", "is not a safetensors file: "),
         ("a pickle", "is not a safetensors file with the card of a readout"),
@@ -143,11 +143,11 @@ def damaged(path: Path, how: str) -> None:
         ("a card of tomorrow", "its card is invalid: format: "),
     ],
 )
-def test_a_broken_file_is_one_line(how: str, what: str, fitted: Make, tmp_path: Path) -> None:
+def test_a_broken_file_is_one_line(how: str, reason: str, fitted: Make, tmp_path: Path) -> None:
     spec = fitted()
     damaged(tmp_path / "a.safetensors", how)
     (line,) = problems_of(spec)
-    assert line.startswith(f"tasks.0.readout: {what}")
+    assert line.startswith(f"tasks.0.readout: {reason}")
 
 
 def test_other_tensors_of_a_file_are_not_read(fitted: Make, tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_a_task_that_no_other_shard_answers_does_not_keep_the_others_from_it(pla
     plain.check()
 
 
-def test_without_its_index_an_output_takes_the_same_answers_over(plain: Corpus) -> None:
+def test_without_its_index_an_output_reuses_the_same_answers(plain: Corpus) -> None:
     plain.write("a", numbered("a", 6))
     plain.run()
     plain.move("second")

@@ -209,7 +209,7 @@ SIMILAR = {"name": "t", "question": "Q?", "labels": ["C", "C++"]}
     ],
     ids=["collision", "context"],
 )
-def test_what_only_the_model_can_tell_stops_the_run_before_it_starts(
+def test_a_mistake_that_only_the_model_shows_stops_the_run_before_it_starts(
     task: dict[str, Any],
     settings: dict[str, Any],
     place: str,

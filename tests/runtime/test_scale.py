@@ -43,11 +43,11 @@ LOGGED = 10_000
 
 @dataclass(frozen=True)
 class NearlyDone:
-    """A store with every file of the shards but the `gone`; it holds their names alone."""
+    """A store with every file of the shards except the `missing`; it holds their names alone."""
 
     objects: MemoryStore = field(default_factory=MemoryStore)
     sids: list[str] = field(default_factory=list)
-    gone: set[str] = field(default_factory=set)
+    missing: set[str] = field(default_factory=set)
     url: str = "memory://"
 
     def create(self, key: str, data: bytes) -> str | None:
@@ -67,7 +67,7 @@ class NearlyDone:
             task, _, fp = place.strip("/").partition("/")
             keys = (label_key(task, fp, s) if task else documents_key(s) for s in self.sids)
             for number, key in enumerate(keys):
-                if key not in self.gone:
+                if key not in self.missing:
                     yield StoredObject(key, 4_000, f"{number:032x}", 0.0)
 
 
@@ -77,7 +77,7 @@ def input_objects() -> list[InputObject]:
 
 
 def peak_mib() -> int:
-    """This process's own peak: `getrusage` would tell its parent's, were that greater."""
+    """This process's own peak: `getrusage` would return its parent's, if that is greater."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) // 1024
 
@@ -91,11 +91,11 @@ def run_large_job() -> None:
     cuts = load_or_cut(store, objects, columns, 1)
     store.sids.extend(sorted(shard.id for shard in cuts.shards))
     lacking = random.Random(1).sample(store.sids, GONE)
-    store.gone.update(label_key("mood", FPS["mood"], sid) for sid in lacking[1:])
-    store.gone.update(documents_key(sid) for sid in lacking[:2])
-    nothing = committed(MemoryStore(), FPS, store.sids)
-    assert len(remaining(cuts.shards, FPS, nothing)) == len(cuts.shards)
-    del nothing
+    store.missing.update(label_key("mood", FPS["mood"], sid) for sid in lacking[1:])
+    store.missing.update(documents_key(sid) for sid in lacking[:2])
+    nothing_committed = committed(MemoryStore(), FPS, store.sids)
+    assert len(remaining(cuts.shards, FPS, nothing_committed)) == len(cuts.shards)
+    del nothing_committed
     done = committed(store, FPS, store.sids)
     work_items = remaining(cuts.shards, FPS, done)
 

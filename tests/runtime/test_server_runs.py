@@ -1,4 +1,4 @@
-"""Runs that a server with the chat API answers: what is stored, said, asked again and paid."""
+"""Runs that a server with the chat API answers: what is stored, printed, asked again and paid."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def cost(chat: FakeChat) -> float:
     return (chat.tokens * PRICE["input"] + chat.paid.total() * PRICE["output"]) / 1e6
 
 
-def test_a_server_labels_a_corpus_once_and_its_price_is_said(
+def test_a_server_labels_a_corpus_once_and_its_price_is_reported(
     chat: FakeChat,
     write_spec: WriteSpec,
     corpus: dict[str, Any],
@@ -83,10 +83,10 @@ def test_a_server_labels_a_corpus_once_and_its_price_is_said(
         assert row["topic"] == "art" and row["topic_p_sport"] == pytest.approx(0.05 / 0.95)
     files = [*(tmp_path / "out" / "labels" / "toxic").rglob("*.parquet")]
     for file in files:
-        said = pq.read_metadata(file).metadata
-        assert said[b"assay.engine"] == f"openai {chat.url}/v1".encode()
-        assert said[b"assay.server_model"] == b"small"
-        assert said[b"assay.not_returned"] == b"0.035000"
+        metadata = pq.read_metadata(file).metadata
+        assert metadata[b"assay.engine"] == f"openai {chat.url}/v1".encode()
+        assert metadata[b"assay.server_model"] == b"small"
+        assert metadata[b"assay.not_returned"] == b"0.035000"
     assert files and not [*(tmp_path / "cache").rglob("*.new")]
     # — another machine with the same model: nothing is asked again
     moved = chat.spec(price=PRICE, base_url="http://127.0.0.1:1/v1")
@@ -98,11 +98,11 @@ def test_a_run_ends_before_it_costs_too_much_and_a_later_one_goes_on(
     chat: FakeChat, write_spec: WriteSpec, corpus: dict[str, Any], assay: Assay, without_ray: None
 ) -> None:
     spec = write_spec(model=chat.spec(concurrency=1), input=corpus)
-    said = assay("run", spec, "--max-cost", 1, code=2).error
-    assert said.startswith("--max-cost: needs the price") and not chat.asked
+    printed = assay("run", spec, "--max-cost", 1, code=2).error
+    assert printed.startswith("--max-cost: needs the price") and not chat.asked
     write_spec(model=chat.spec(concurrency=1, price=PRICE), input=corpus)
-    said = assay("run", spec, "--max-cost", 0.004, code=3).err
-    assert "ended by --max-cost 0.004" in said
+    printed = assay("run", spec, "--max-cost", 0.004, code=3).err
+    assert "ended by --max-cost 0.004" in printed
     assert 0.001 < cost(chat) <= 0.004 and len(paid(chat)) < 2 * FILES * ROWS
     before = sum(paid(chat))
     done = assay("run", spec, "--max-cost", 1, "--json").json
@@ -124,8 +124,8 @@ def test_the_sample_of_a_cascade_and_its_run_have_one_limit_and_one_cost(
         "tasks": [{"name": "toxic", "labels": labels, "cascade": {"stages": stages}}],
     }
     spec, most = write_spec(**content), 0.012
-    said = assay("run", spec, "--max-cost", most, code=3).err
-    assert f"ended by --max-cost {most:g}" in said
+    printed = assay("run", spec, "--max-cost", most, code=3).err
+    assert f"ended by --max-cost {most:g}" in printed
     assert documents * 0.2 < chat.paid.total() < documents and 0.9 * most < cost(chat) <= most
     write_spec(**content, output=str(tmp_path / "other"))
     before = cost(chat)
@@ -164,20 +164,20 @@ def test_a_server_that_is_renamed_or_silent_ends_a_run_at_once(
 ) -> None:
     spec = write_spec(model=chat.spec(concurrency=1), input=corpus)
     chat.renamed_after = 2 * ROWS + 4
-    said = assay("run", spec, code=3).err
-    assert "answers as 'another', and not as 'small'" in said and "others go on" not in said
+    printed = assay("run", spec, code=3).err
+    assert "answers as 'another', and not as 'small'" in printed and "others go on" not in printed
     assert chat.paid.total() == chat.renamed_after + 1
-    said = assay("run", spec, code=2).err
-    assert "model.revision: the server at" in said and str(spec) in said
+    printed = assay("run", spec, code=2).err
+    assert "model.revision: the server at" in printed and str(spec) in printed
     chat.renamed_after, chat.always, chat.retry_after = 1_000, 429, "7200"
-    said = assay("run", spec, code=3).err
-    assert "status 429: fault 429, Retry-After: 7200" in said
+    printed = assay("run", spec, code=3).err
+    assert "status 429: fault 429, Retry-After: 7200" in printed
     chat.always = None
     assert assay("run", spec, "--json").json["complete"]
     assert sorted(paid(chat))[-2:] in ([1, 1], [1, 2])  # the answer of the other model alone
 
 
-def test_a_command_that_needs_the_model_itself_says_so(
+def test_a_command_that_needs_the_model_itself_is_refused(
     chat: FakeChat, write_spec: WriteSpec, corpus: dict[str, Any], assay: Assay, tmp_path: Path
 ) -> None:
     spec, gold = write_spec(model=chat.spec(), input=corpus), tmp_path / "gold.csv"

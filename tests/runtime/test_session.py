@@ -45,8 +45,8 @@ def local_ray():
 
 def ask_as_others():
     address = ray.get_runtime_context().gcs_address
-    stranger = {name: os.environ[name] for name in ("PATH", "HOME")}
-    for environment in (None, stranger):
+    variables = {name: os.environ[name] for name in ("PATH", "HOME")}
+    for environment in (None, variables):
         command = [sys.executable, "-c", CLIENT, address]
         client = subprocess.run(command, env=environment, capture_output=True, text=True)
         refused = "AuthenticationError" in client.stderr
@@ -106,7 +106,7 @@ class Probed:
 
 @pytest.fixture(scope="module")
 def probed(tmp_path_factory: pytest.TempPathFactory) -> Probed:
-    """A process of a person who has never heard of Ray starts Ray several times."""
+    """A process without any settings of Ray starts Ray several times."""
     home = tmp_path_factory.mktemp("home")
     long_folder = home / ("long" * 40)
     long_folder.mkdir()
@@ -179,12 +179,12 @@ def test_a_token_that_ray_cannot_use_is_an_error_that_does_not_print_it(
 
 
 @pytest.mark.parametrize(
-    ("address", "place", "mode", "insecure", "found"),
+    ("address", "place", "mode", "insecure", "outcome"),
     [
         ("head:6379", "10.0.0.7:6379", "", False, "refused"),
         ("head:6379", "10.0.0.7:6379", "disabled", False, "refused"),
         ("head:6379", "10.0.0.7:6379", "", True, "accepted"),
-        ("head:6379", "10.0.0.7:6379", "token", False, "accepted"),  # and it asks for the token
+        ("head:6379", "10.0.0.7:6379", "token", False, "accepted"),  # and it requires the token
         ("head:6379", "127.0.0.1:6379", "", False, "accepted"),
         ("auto", "10.0.0.7:6379", "", False, "named"),
     ],
@@ -194,7 +194,7 @@ def test_a_cluster_that_others_reach_without_a_token_is_refused_unless_the_risk_
     place: str,
     mode: str,
     insecure: bool,
-    found: str,
+    outcome: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -205,8 +205,8 @@ def test_a_cluster_that_others_reach_without_a_token_is_refused_unless_the_risk_
     monkeypatch.setattr("pipeline.runtime.session._connect", nullcontext)
     monkeypatch.setattr("pipeline.runtime.session.answers_without_token", lambda _: False)
     monkeypatch.setenv("RAY_AUTH_MODE", mode)
-    line = f"the Ray cluster at {place} asks for no token, and whoever reaches it can run programs"
-    if found == "refused":
+    line = f"the Ray cluster at {place} requires no token, and anyone who reaches it can run"
+    if outcome == "refused":
         refusal = pytest.raises(RefusedError, match=f"{line}.*--insecure-cluster")
         with refusal as raised, remote_ray(address, insecure=insecure):
             pass
@@ -214,7 +214,7 @@ def test_a_cluster_that_others_reach_without_a_token_is_refused_unless_the_risk_
     else:
         with remote_ray(address, insecure=insecure) as connected:
             assert connected
-    assert [line in message for message in caplog.messages] == [True] * (found == "named")
+    assert [line in message for message in caplog.messages] == [True] * (outcome == "named")
 
 
 def test_a_stale_address_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,8 +138,8 @@ def test_a_run_whose_last_worker_is_stopped_ends(
     last = run.lines[-1]
     assert last.startswith("assay: no worker is at work; process "), run.lines
     assert "many.jsonl: rows " in last and "run the same command again" in last
-    gone, _ = psutil.wait_procs(workers, timeout=30)
-    assert len(gone) == len(workers), "a stopped worker is left behind"
+    ended, _ = psutil.wait_procs(workers, timeout=30)
+    assert len(ended) == len(workers), "a stopped worker is left behind"
 
 
 @pytest.mark.parametrize("phase", ["labelling", "reading"])

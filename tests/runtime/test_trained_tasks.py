@@ -83,7 +83,7 @@ def pieces(ids: Sequence[int]) -> list[Sequence[int]]:
     return [ids[start : start + 40] for start in [*range(0, len(ids) - 40, 32), len(ids) - 40]]
 
 
-def test_label_files_hold_what_the_maps_say_of_each_document_and_no_mass(trained: Corpus) -> None:
+def test_label_files_have_the_probabilities_of_the_maps_and_no_mass(trained: Corpus) -> None:
     assert trained.run().complete
     for task, labels in LABELS.items():
         rows = [*trained.rows(task).values()]
@@ -138,7 +138,7 @@ def test_a_cascade_over_two_layers_reads_the_deeper_one_where_the_first_is_uncer
             np.testing.assert_allclose(p, expected(plain, "form", text, layer), atol=1e-4)
 
 
-def test_check_says_so_where_a_readout_is_read_wrongly(
+def test_check_reports_a_readout_that_is_read_wrongly(
     trained: Corpus, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     correct = PackedStates.means

@@ -155,7 +155,7 @@ def test_a_report_beside_a_shard_that_is_labelled_does_not_replace_its_report(
 def test_a_run_ends_if_no_worker_is_at_work_for_the_limit() -> None:
     workers = Workers(LIMIT_S)
     workers.check(1e9)  # machines and models may take hours to come
-    workers.hear(Letter(replace(BUSY, answered=3), WORKER), 0)
+    workers.note(Letter(replace(BUSY, answered=3), WORKER), 0)
     workers.check(LIMIT_S + GRACE_S - 1)
     text = (
         "no worker is at work; process 7 on a has shown no sign of life for 110 s; it is labelling "
@@ -163,13 +163,13 @@ def test_a_run_ends_if_no_worker_is_at_work_for_the_limit() -> None:
     )
     with pytest.raises(StalledError, match=text):
         workers.check(LIMIT_S + GRACE_S)
-    workers.hear(Letter(WorkerReport(WAITING), "another"), LIMIT_S)  # it has nothing to do
+    workers.note(Letter(WorkerReport(WAITING), "another"), LIMIT_S)  # it has nothing to do
     with pytest.raises(StalledError):
         workers.check(LIMIT_S + GRACE_S)
-    workers.hear(Letter(WorkerReport(STARTING_WORKERS), "a third"), LIMIT_S)  # and dies
+    workers.note(Letter(WorkerReport(STARTING_WORKERS), "a third"), LIMIT_S)  # and dies
     with pytest.raises(StalledError):
         workers.check(LIMIT_S + GRACE_S)
-    workers.hear(Letter(WorkerReport(LOADING), "another"), LIMIT_S)
+    workers.note(Letter(WorkerReport(LOADING), "another"), LIMIT_S)
     workers.check(LIMIT_S + GRACE_S)
     workers.begin()  # the next round
     workers.check(1e9)

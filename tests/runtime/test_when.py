@@ -38,13 +38,13 @@ def accepted(corpus: Corpus, of: Callable[[str, int], bool]) -> dict[str, str]:
     }
 
 
-def check(corpus: Corpus, wanted: Mapping[str, str]) -> None:
+def check(corpus: Corpus, expected: Mapping[str, str]) -> None:
     """The topic of the current snapshot is that of the model for these documents, or skipped."""
     rows = corpus.rows("topic")
     assert [*rows] == [*corpus.texts]
     for name, text in corpus.texts.items():
         row = rows[name]
-        if name not in wanted:
+        if name not in expected:
             assert (row["status"], row["label"]) == ("skipped" if text else "empty", None)
             continue
         assert row["status"] == "ok"
@@ -78,12 +78,12 @@ def test_a_question_is_asked_of_the_documents_that_its_condition_accepts(
     plain.shard_bytes = 7_000
     plain.others = [topic(when)]
     outcome = plain.run()
-    wanted = accepted(plain, WHENS[when])
+    expected = accepted(plain, WHENS[when])
     assert outcome.complete and outcome.shards > 1
-    assert asked_of_topic(plain) == {*wanted.values()}
-    check(plain, wanted)
+    assert asked_of_topic(plain) == {*expected.values()}
+    check(plain, expected)
     readable = sum(map(bool, plain.texts.values()))
-    skipped = readable - len(wanted)
+    skipped = readable - len(expected)
     assert outcome.tally.n.by("skipped")["topic"] == skipped
     assert RunResult.of(outcome).skipped == ({"topic": skipped} if skipped else {})
     words = sum(row % 3 < 2 for row in range(len(plain.texts)))
@@ -141,9 +141,9 @@ def test_a_task_with_a_condition_may_come_later(plain: Corpus) -> None:
     plain.run()
     plain.others = [topic("toxic.label = 'toxic'")]
     plain.run()
-    wanted = accepted(plain, lambda text, _: p_of("first", text) > 0.5)
-    assert {*plain.asked} == {("topic", text) for text in wanted.values()}
-    check(plain, wanted)
+    expected = accepted(plain, lambda text, _: p_of("first", text) > 0.5)
+    assert {*plain.asked} == {("topic", text) for text in expected.values()}
+    check(plain, expected)
 
 
 def test_a_retry_that_was_killed_between_two_tasks_is_made_whole(plain: Corpus) -> None:

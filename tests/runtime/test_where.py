@@ -32,7 +32,7 @@ def write(path: Path, columns: dict[str, Sequence[object]]) -> None:
 
 def shards_of(folder: Path, target_bytes: int) -> list[Shard]:
     objects = find_objects(str(folder / "in"), folder / "cache")
-    return [shard for found in objects for shard in cut(found, Columns("text", "id"), target_bytes)]
+    return [shard for item in objects for shard in cut(item, Columns("text", "id"), target_bytes)]
 
 
 def inside(shards: Sequence[Shard], where: str) -> tuple[list[str], int]:

@@ -80,7 +80,9 @@ def test_each_shard_has_a_status_and_chunks_for_every_row(
 
     def break_it() -> None:
         (folder / "b.parquet").write_bytes(holed[:4] + b"\xff" * 100 + holed[104:])
-        os.utime(folder / "b.parquet", (0, 0))  # as rot leaves it: nobody wrote the file
+        os.utime(
+            folder / "b.parquet", (0, 0)
+        )  # as after decay of the disk: the file was not written
 
     job, (lines, parquet) = shards_of(write_spec, tmp_path, break_it=break_it, too_long="tail")
     encode = DocumentTokenizer(byte_tokenizer).encode
@@ -167,7 +169,7 @@ def test_a_shard_whose_reading_was_deadly_too_often_ends_with_its_file_and_rows(
     assert shard.documents.num_rows == 1
     assert not list(store.list("attempts/"))
     with monkeypatch.context() as dying:
-        dying.setattr(LocalStore, "delete", lambda _self, _keys: None)  # nobody is left to do it
+        dying.setattr(LocalStore, "delete", lambda _self, _keys: None)  # the process is gone
         for _ in range(DEATHS_OF_A_STEP):
             list(read(job, [work]))
     with pytest.raises(StorageError) as raised:

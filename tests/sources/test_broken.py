@@ -168,15 +168,15 @@ def test_a_file_that_violates_its_format_is_one_line(
         ("a.csv", b'{"text": "a"}\n', "is JSON; name it .json"),
     ],
 )
-def test_a_file_that_is_something_else_says_what_it_is(
+def test_a_file_of_another_format_is_an_error_that_names_it(
     write: Write, name: str, data: bytes, fix: str
 ) -> None:
-    found = write(name, data)
+    file = write(name, data)
     with pytest.raises(SpecError) as raised:
-        cut(found, Columns("text", None), 3000)
+        cut(file, Columns("text", None), 3000)
     (problem,) = raised.value.problems
     assert problem.place == "input.path" and fix in problem.fix
-    assert problem.fix.startswith(found.path) and "it has" not in problem.fix
+    assert problem.fix.startswith(file.path) and "it has" not in problem.fix
 
 
 def tar_of(texts: Iterable[str]) -> bytes:
@@ -234,8 +234,8 @@ def test_a_json_array_names_the_line_that_converts_it(
 )
 @pytest.mark.parametrize("zeros", [1, 200_000])
 def test_zeros_behind_gzip_are_no_data(write: Write, name: str, plain: bytes, zeros: int) -> None:
-    found = write(name, gzip.compress(plain[:-9]) + gzip.compress(plain[-9:]) + bytes(zeros))
-    shards = cut(found, Columns("text", None), 100_000)
+    file = write(name, gzip.compress(plain[:-9]) + gzip.compress(plain[-9:]) + bytes(zeros))
+    shards = cut(file, Columns("text", None), 100_000)
     assert len(shards) > 1
     assert sum(all_documents(shard).num_rows for shard in shards) == ROWS
 
@@ -265,7 +265,7 @@ def test_rows_behind_a_break_are_named_by_their_place_and_say_why(
         assert len(row["status"]) <= len("error:cannot be read: ") + 200
 
 
-def test_rows_that_only_the_footer_counts_say_why(write: Write) -> None:
+def test_rows_that_only_the_footer_counts_have_the_reason(write: Write) -> None:
     sink = io.BytesIO()
     pq.write_table(pa.table({"text": ["a"] * 1_000}), sink, compression="none")
     data = sink.getvalue()
@@ -274,7 +274,7 @@ def test_rows_that_only_the_footer_counts_say_why(write: Write) -> None:
     input_object = write("lie.parquet", data[: -8 - size] + footer + data[-8:])
     (shard,) = cut(input_object, Columns("text", None), 10**7)
     status = all_documents(shard).column("status").to_pylist()
-    why = "error:cannot be read: its footer says 3000 rows, and its pages hold 1000"
+    why = "error:cannot be read: its footer has 3000 rows, and its pages have 1000"
     assert status == ["ok"] * 1_000 + [why] * 2_000
 
 
@@ -293,7 +293,7 @@ def test_a_file_that_is_gone_ends_the_run(write: Write, name: str) -> None:
 def test_a_store_that_refuses_to_go_on_ends_the_run(
     name: str, bytes_before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client's error without a number, as some are: nothing but its origin tells what it is."""
+    """A client's error without a number, as some are: only its origin shows what it is."""
     memory = fsspec.filesystem("memory")
     memory.pipe(f"/refusing/{name}", data_of(name))
     read_bytes = 0

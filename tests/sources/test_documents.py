@@ -50,7 +50,7 @@ def test_a_text_is_kept_hashed_and_counted_in_characters(text: object) -> None:
         (RawRow(TooLong()), "error:longer than 268,435,456 bytes"),
     ],
 )
-def test_a_row_without_a_text_to_read_says_why(row: RawRow, status: str) -> None:
+def test_a_row_without_a_text_to_read_has_the_reason(row: RawRow, status: str) -> None:
     document = only_row(row)
     assert document["status"] == status
     if status != "empty":

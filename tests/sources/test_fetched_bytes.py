@@ -82,8 +82,8 @@ def test_shards_of_one_row_group_or_stream_are_fetched_once(
     data = ENCODERS[name](pa.table(columns))
     url = f"{moto.new_url()}/{name}"
     moto.file_system().pipe_file(url, data)
-    (found,) = find_objects(url, tmp_path, moto.options)
-    shards = cut(found, Columns("text", "id"), (text_bytes + 600) * ROWS_OF_SHARD)
+    (file,) = find_objects(url, tmp_path, moto.options)
+    shards = cut(file, Columns("text", "id"), (text_bytes + 600) * ROWS_OF_SHARD)
     assert len(shards) >= SHARDS
     fetched.clear()
     found_texts: list[str] = []

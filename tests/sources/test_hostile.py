@@ -179,7 +179,7 @@ WET_BOMB = wet_record(b"", length=700 * MEGABYTE).removesuffix(b"\r\n\r\n")
         ("a.warc.wet.gz", WET_BOMB, b"\r\n\r\n" + wet_record(b"behind"), 1),
     ],
 )
-def test_a_gzip_bomb_of_one_endless_text_is_a_row_that_says_so(
+def test_a_gzip_bomb_of_one_endless_text_is_a_row_with_the_reason(
     tmp_path: Path, name: str, before: bytes, behind: bytes, rows: int
 ) -> None:
     with gzip.open(tmp_path / name, "wb", compresslevel=1) as file:
@@ -229,7 +229,7 @@ def test_one_document_of_200_megabytes_is_fitted_in_the_memory_of_a_few_of_it(
     assert measured["grown_mb"] < 1_800
 
 
-def test_a_value_above_the_limit_is_a_row_that_says_so_in_every_format(
+def test_a_value_above_the_limit_is_a_row_with_the_reason_in_every_format(
     corpus: Path, rows: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (documents, records, tables):

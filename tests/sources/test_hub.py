@@ -51,8 +51,8 @@ def test_a_branch_becomes_its_commit_in_every_path(
 ) -> None:
     commit = hub.branches[REPO]["main"]
     caplog.set_level(logging.INFO)
-    (found,) = find_objects(f"hf://{REPO}{path}", tmp_path / "cache")
-    assert found.path == f"hf://{REPO}@{commit}/data/a.parquet"
+    (item,) = find_objects(f"hf://{REPO}{path}", tmp_path / "cache")
+    assert item.path == f"hf://{REPO}@{commit}/data/a.parquet"
     assert f"main is commit {commit}" in caplog.text
     assert texts_of(f"hf://{REPO}{path}", tmp_path / "cache") == ["one", "two"]
 
@@ -74,9 +74,9 @@ def test_a_moved_branch_is_another_version_and_the_old_shards_stay_readable(
 
 
 def test_a_filtered_corpus_has_the_folders_of_the_dataset(hub: FakeHub, tmp_path: Path) -> None:
-    (found,) = find_objects(f"hf://{REPO}/**/*.parquet", tmp_path / "cache")
-    relative = relative_paths(f"hf://{REPO}/**/*.parquet", [found.path], {})
-    assert relative == {found.path: "data/a.parquet"}
+    (item,) = find_objects(f"hf://{REPO}/**/*.parquet", tmp_path / "cache")
+    relative = relative_paths(f"hf://{REPO}/**/*.parquet", [item.path], {})
+    assert relative == {item.path: "data/a.parquet"}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_filtered_corpus_has_the_folders_of_the_dataset(hub: FakeHub, tmp_path
         (f"hf://{REPO}/*.csv", "names no file; supported are "),
     ],
 )
-def test_a_dataset_that_cannot_be_had_is_one_line(
+def test_a_dataset_that_is_not_available_is_one_line(
     hub: FakeHub, tmp_path: Path, url: str, line: str
 ) -> None:
     with pytest.raises(SpecError) as raised:

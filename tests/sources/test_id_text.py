@@ -61,8 +61,8 @@ def test_the_id_of_a_value_of_each_type(
     storage = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
     column = pa.array([*values, None], storage)
     column = pa.ExtensionArray.from_storage(kind, column) if storage != kind else column
-    *found, missing = plain_values(column)
-    assert (list(map(id_text, found)), missing) == (ids, None)
+    *present, missing = plain_values(column)
+    assert (list(map(id_text, present)), missing) == (ids, None)
 
 
 # — of one column of a corpus in Parquet, as other programs write it again
@@ -135,8 +135,8 @@ def test_the_key_itself_comes_before_another_one_that_may_be_spelled_so() -> Non
 
 
 def corpus_ids(path: Path) -> list[str]:
-    [found] = find_objects(str(path), path.parent)
-    shards = cut(found, Columns("text", "id", None), 1_000_000)
+    [item] = find_objects(str(path), path.parent)
+    shards = cut(item, Columns("text", "id", None), 1_000_000)
     parts = [part for shard in shards for part in read_documents(shard)]
     return [str(own) for part in parts for own in part.column("doc_id").to_pylist()]
 

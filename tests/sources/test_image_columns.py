@@ -33,8 +33,8 @@ Row = dict[str, Any]
 
 
 def shards_of(path: Path, columns: Columns, target_bytes: int = 10**9) -> list[Shard]:
-    (found,) = find_objects(str(path), path.parent / "cache")
-    return cut(found, columns, target_bytes)
+    (item,) = find_objects(str(path), path.parent / "cache")
+    return cut(item, columns, target_bytes)
 
 
 def read(path: Path, columns: Columns, target_bytes: int = 10**9) -> list[Row]:

@@ -35,14 +35,14 @@ def make(folder: Path, kind: str, format: str) -> str:
     if kind == "fifo":
         os.mkfifo(path)
     elif kind == "socket":
-        here = os.open(".", os.O_RDONLY)
+        earlier_folder = os.open(".", os.O_RDONLY)
         os.chdir(folder)  # — the path of a socket has at most 108 bytes
         try:
             with socket.socket(socket.AF_UNIX) as bound:
                 bound.bind(path.name)
         finally:
-            os.fchdir(here)
-            os.close(here)
+            os.fchdir(earlier_folder)
+            os.close(earlier_folder)
     else:
         path.symlink_to(target[kind])
     return str(path)
@@ -81,9 +81,9 @@ def test_a_local_name_is_never_taken_for_a_chain_of_urls(
     path.parent.mkdir(exist_ok=True)
     path.write_text('{"text": "right", "id": "1"}\n')
     (tmp_path / name.partition("::")[0]).touch()  # — what fsspec would read
-    (found,) = find_objects(f"{scheme}{path}", tmp_path / "cache")
-    assert found.path == str(path)
-    (shard,) = cut(found, Columns("text", "id"), 10**6)
+    (item,) = find_objects(f"{scheme}{path}", tmp_path / "cache")
+    assert item.path == str(path)
+    (shard,) = cut(item, Columns("text", "id"), 10**6)
     assert all_documents(shard).column("text").to_pylist() == ["right"]
 
 
@@ -108,8 +108,8 @@ def test_the_folders_that_a_glob_matches_are_listed_side_by_side_and_no_others(
 
     monkeypatch.setattr(MemoryFileSystem, "glob", glob)
     try:
-        found = find_objects("memory://globbed/day=*/part=[ab[]/x.jsonl", tmp_path / "cache")
-        paths = [each.path for each in found]
+        objects = find_objects("memory://globbed/day=*/part=[ab[]/x.jsonl", tmp_path / "cache")
+        paths = [each.path for each in objects]
         assert paths == [f"memory:///globbed/{n}" for n in sorted(names) if n.endswith("x.jsonl")]
         assert len(listed) == 1 + 8 + 24 and not any("other" in path for path in listed)
     finally:
@@ -190,7 +190,7 @@ def test_a_hidden_name_that_the_path_writes_is_read(
     assert names_at(root, path, tmp_path / "cache") == names
 
 
-def test_a_folder_of_hidden_names_alone_says_what_they_are(
+def test_a_folder_of_hidden_names_alone_is_an_error_that_names_them(
     tree: Callable[..., str], tmp_path: Path
 ) -> None:
     root = tree("_tmp/b.jsonl", ".a.jsonl")

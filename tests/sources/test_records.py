@@ -62,11 +62,11 @@ def rows_of(data: str, delimiter: str, *, quoted: bool) -> list[tuple[list[str],
 @example('"a""\n\r', "csv", None, 1, 2)
 @example('"a\nb\tc\nd"', "tsv", None, 1, 2)
 def test_the_rows_of_all_shards_are_those_of_the_csv_module(
-    body: str, format: str, told: bool | None, target_bytes: int, block_bytes: int
+    body: str, format: str, quoting: bool | None, target_bytes: int, block_bytes: int
 ) -> None:
-    """TSV is read without quoting, unless the spec says otherwise."""
+    """TSV is read without quoting, unless the spec has `quoted: true`."""
     delimiter = {"csv": ",", "tsv": "\t"}[format]
-    quoted = format == "csv" if told is None else told
+    quoted = format == "csv" if quoting is None else quoting
     data = HEADER.replace(",", delimiter) + body
     expected: list[object] = []
     for row, closed in rows_of(data, delimiter, quoted=quoted):
@@ -76,7 +76,7 @@ def test_the_rows_of_all_shards_are_those_of_the_csv_module(
             expected.append(f"{len(row)} fields, and the header has 2")
         else:
             expected.append((row[0].encode(), row[1].encode()))
-    rows = rows_read_in_blocks(data.encode(), format, target_bytes, block_bytes, told)
+    rows = rows_read_in_blocks(data.encode(), format, target_bytes, block_bytes, quoting)
     assert [row.problem or (row.values["text"], row.values["id"]) for row in rows] == expected
 
 
@@ -226,21 +226,21 @@ def test_quotes_that_are_balanced_or_are_no_quotes_are_no_reason_to_warn(
 def test_quotes_of_a_tsv_file_are_characters_and_no_line_is_lost(write: Write) -> None:
     texts = ["Good.", '"Late again', "No.", 'so he said"', '"both"', 'a "word"']
     data = "id\ttext\n" + "".join(f"{i}\t{text}\n" for i, text in enumerate(texts))
-    found = write("a.tsv", data.encode())
-    shards = cut(found, Columns("text", "id"), 1)
+    file = write("a.tsv", data.encode())
+    shards = cut(file, Columns("text", "id"), 1)
     documents = pa.concat_tables(map(all_documents, shards))
     assert documents.column("text").to_pylist() == texts
     # — with another way to read it, the rows are others, and so are their shards
-    told = cut(found, Columns("text", "id", quoted=True), 1)
-    assert not {shard.id for shard in told} & {shard.id for shard in shards}
-    assert all(Shard.from_json(shard.to_json()) == shard for shard in [*told, *shards])
-    assert pa.concat_tables(map(all_documents, told)).num_rows == 4
+    quoted_shards = cut(file, Columns("text", "id", quoted=True), 1)
+    assert not {shard.id for shard in quoted_shards} & {shard.id for shard in shards}
+    assert all(Shard.from_json(shard.to_json()) == shard for shard in [*quoted_shards, *shards])
+    assert pa.concat_tables(map(all_documents, quoted_shards)).num_rows == 4
 
 
 def test_a_file_without_a_column_is_cut_at_the_quotes_of_the_others(write: Write) -> None:
-    found = write("a.tsv", b'text\n"p\nq"\nr\n')
+    file = write("a.tsv", b'text\n"p\nq"\nr\n')
     columns = Columns("text", "id", quoted=True)
-    shards = cut(found, columns, 1, lacking=True)
+    shards = cut(file, columns, 1, lacking=True)
     documents = pa.concat_tables(map(all_documents, shards))
     assert documents["text"].to_pylist() == ["p\nq", "r"]
 

@@ -150,7 +150,7 @@ def test_the_same_content_written_again_is_the_same_object(folder: Folder, tmp_p
 
 
 @ON_MOTO
-def test_credentials_that_run_out_while_reading_are_told_and_to_be_run_again(
+def test_credentials_that_expire_while_reading_are_reported_and_to_be_run_again(
     moto: Server, folder: Folder, tmp_path: Path
 ) -> None:
     url, faults = folder.write("a.jsonl", ONE), Faults()

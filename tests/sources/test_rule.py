@@ -41,7 +41,9 @@ def make_rule(keep: str) -> Rule:
         ("true", [True, True, True]),
     ],
 )
-def test_a_rule_says_of_each_row_whether_it_is_kept(keep: str, verdicts: list[bool | None]) -> None:
+def test_a_rule_decides_for_each_row_whether_it_is_kept(
+    keep: str, verdicts: list[bool | None]
+) -> None:
     assert make_rule(keep).verdicts(ROWS).to_pylist() == verdicts
 
 

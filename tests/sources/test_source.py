@@ -49,9 +49,9 @@ def encoded(table: pa.Table, format: str) -> bytes:
 
 
 def test_quotes_of_csv_are_no_part_of_the_identity_of_other_formats(write: Write) -> None:
-    found = write("a.parquet", parquet_bytes(pa.table({"text": ["a"]})))
-    [[plain], [told]] = (cut(found, Columns("text", None, None, q), 10**6) for q in (None, True))
-    assert plain == told
+    item = write("a.parquet", parquet_bytes(pa.table({"text": ["a"]})))
+    [[plain], [quoted]] = (cut(item, Columns("text", None, None, q), 10**6) for q in (None, True))
+    assert plain == quoted
 
 
 def test_texts_below_a_name_with_a_dot_are_cut_by_their_size(write: Write) -> None:
@@ -164,8 +164,8 @@ def test_every_kind_of_string_column_is_read(write: Write, kind: pa.DataType) ->
     table = pa.table({"text": column, "id": pa.array([1, None, 3], pa.uint32())})
     documents = read_all(write("corpus.parquet", parquet_bytes(table)), 600, id_column="id")
     assert documents.column("text").to_pylist() == ["one", None, "thrée"]
-    nothing = hashlib.sha256(b"").hexdigest()[:32]
-    assert documents.column("doc_id").to_pylist() == ["1", nothing, "3"]
+    empty_hash = hashlib.sha256(b"").hexdigest()[:32]
+    assert documents.column("doc_id").to_pylist() == ["1", empty_hash, "3"]
 
 
 def test_a_string_that_is_not_utf8_spoils_its_row_alone(write: Write) -> None:
@@ -242,8 +242,8 @@ def test_a_link_is_read_and_a_bracket_in_a_name_is_no_glob(write: Write, tmp_pat
     (input_object,) = find_objects(str(tmp_path / "two[1].jsonl"), tmp_path / "cache")
     assert (input_object.path, input_object.size_bytes) == (str(tmp_path / "two[1].jsonl"), 13)
     # — two names of one file
-    (found,) = find_objects(f"{tmp_path}/*.jsonl", tmp_path / "cache")
-    assert found.path == str(tmp_path / "one.jsonl")
+    (item,) = find_objects(f"{tmp_path}/*.jsonl", tmp_path / "cache")
+    assert item.path == str(tmp_path / "one.jsonl")
 
 
 @pytest.mark.parametrize("path", ["", "*.jsonl", os.fsdecode(b"caf\xe9.jsonl")])

@@ -87,8 +87,8 @@ def test_consecutive_shards_read_each_byte_of_their_file_once(
     source = random.Random(5)
     rows = [(f"row-{number}", source.randbytes(6000).hex()) for number in range(640)]
     (tmp_path / name).write_bytes(ENCODERS[name](rows))
-    (found,) = find_objects(str(tmp_path / name), tmp_path / "cache")
-    shards = cut(found, Columns("text", "id"), 10 * 12_600)
+    (item,) = find_objects(str(tmp_path / name), tmp_path / "cache")
+    shards = cut(item, Columns("text", "id"), 10 * 12_600)
     assert len(shards) >= 64
     monkeypatch.setattr(Fetched, "read", counted)
     with ThreadPoolExecutor(threads) as pool:
@@ -97,6 +97,6 @@ def test_consecutive_shards_read_each_byte_of_their_file_once(
         ]
     assert read_texts == [text for _, text in rows]
     # — each thread, and each pass over the rows, has a reader of its own
-    assert fetched[name] < 1.1 * threads * (1 if where is None else 2) * found.size_bytes
+    assert fetched[name] < 1.1 * threads * (1 if where is None else 2) * item.size_bytes
     backwards = [text for shard in reversed(shards[:3]) for text in texts_of(shard)]
     assert sorted(backwards) == sorted(text for _, text in rows[: len(backwards)])

@@ -91,7 +91,7 @@ def test_a_table_has_the_rows_that_its_library_reads(
     assert f"version {lake.version}, data files: 2" in caplog.text
 
 
-def test_another_version_asks_only_its_new_rows(labelled: Corpus, lake: Lake) -> None:
+def test_of_another_version_only_the_new_rows_are_asked_about(labelled: Corpus, lake: Lake) -> None:
     before = labelled.rows()
     labelled.run()
     assert not labelled.asked
@@ -165,11 +165,11 @@ def test_a_filter_keeps_rows_of_a_table(labelled: Corpus, lake: Lake, tmp_path: 
 def test_a_data_file_that_is_gone_is_named(lake: Lake, tmp_path: Path) -> None:
     lake.append(rows("a"))
     shards = shards_of(lake.path, tmp_path)
-    gone = Path(lake.data_files()[0].removeprefix("file://"))
-    gone.unlink()
-    with pytest.raises(StorageError, match=f"{gone}: is gone, and the table's version names it"):
+    removed = Path(lake.data_files()[0].removeprefix("file://"))
+    removed.unlink()
+    with pytest.raises(StorageError, match=f"{removed}: is gone, and the table's version names it"):
         find_objects(lake.path, tmp_path / "cache")
-    with pytest.raises(StorageError, match=str(gone)):
+    with pytest.raises(StorageError, match=str(removed)):
         documents(shards)
 
 
@@ -208,7 +208,7 @@ def test_a_table_that_is_not_there_is_a_mistake_in_the_spec(
 def test_a_catalog_that_is_down_may_answer_later(tmp_path: Path, iceberg_catalog: None) -> None:
     with pytest.raises(UnavailableError, match="the catalog down did not answer"):
         find_objects("iceberg://down/docs.web", tmp_path / "cache")
-    with pytest.raises(SpecError, match="as pyiceberg knows it: URI missing"):
+    with pytest.raises(SpecError, match="of pyiceberg's configuration: URI missing"):
         find_objects("iceberg://other/docs.web", tmp_path / "cache")
 
 
@@ -229,8 +229,8 @@ def test_columns_of_partitions_have_their_values(tmp_path: Path) -> None:
     shards = shards_of(f"delta+{tmp_path}/t", tmp_path)
     assert sum(shard.rows for shard in shards) == 4
     read = [row.values for s in shards for row in read_rows(s, {}, ["id", "lang", "year"])]
-    found = {row["id"]: (row["lang"], row["year"]) for row in read}
-    assert found == {
+    actual = {row["id"]: (row["lang"], row["year"]) for row in read}
+    assert actual == {
         b"a-0": (b"en", 1), b"a-1": ("é %/x".encode(), 1), b"a-2": (None, 2), b"a-3": (b"en", 2)
     }  # fmt: skip
     columns = pa.concat_tables(input_columns(s, ["year", "lang"], {}) for s in shards)

@@ -46,8 +46,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def rows_of(path: str, cache_dir: Path, target_bytes: int = 10**6) -> list[tuple[str, str, str]]:
-    (found,) = find_objects(path, cache_dir)
-    shards = cut(found, Columns("text", "id"), target_bytes)
+    (item,) = find_objects(path, cache_dir)
+    shards = cut(item, Columns("text", "id"), target_bytes)
     documents = pa.concat_tables(map(all_documents, shards)).to_pylist()
     return [(row["doc_id"], row["text"], row["status"]) for row in documents]
 
@@ -60,9 +60,9 @@ def test_texts_in_the_output_are_left_out_each_time_that_the_files_are_listed(
     path, cache, columns = f"{folder}{pattern}", tmp_path / "cache", Columns("text", "id")
     (before,) = find_objects(path, cache, output=str(folder / "out"))
     (folder / "out" / "log.txt").write_text("not a document")
-    (found,) = find_objects(path, cache, output=str(folder / "out"))
-    assert before.version(columns).view is None and before.etag == found.etag
-    (shard,) = cut(found, columns, 10**6)
+    (item,) = find_objects(path, cache, output=str(folder / "out"))
+    assert before.version(columns).view is None and before.etag == item.etag
+    (shard,) = cut(item, columns, 10**6)
     assert all_documents(shard)["doc_id"].to_pylist() == [id for id, _, _ in EXPECTED]
     check_content(shard, cache, since=0)
 
@@ -100,8 +100,8 @@ def test_the_folder_is_listed_once_for_all_of_its_shards(
     memory = fsspec.filesystem("memory")
     memory.put(str(tmp_path / "many"), "/many", recursive=True)
     path = "memory://many" if remote else str(tmp_path / "many")
-    (found,) = find_objects(path, tmp_path / "cache")
-    shards = cut(found, Columns("text", "id"), 3 * 530)
+    (item,) = find_objects(path, tmp_path / "cache")
+    shards = cut(item, Columns("text", "id"), 3 * 530)
     assert len(shards) == 64
     listings: list[str] = []
     kind = type(memory) if remote else LocalFileSystem
@@ -163,6 +163,6 @@ def test_other_content_of_the_same_size_is_another_version(folder: Path, tmp_pat
 
 
 def test_another_column_is_named_with_those_there_are(folder: Path, tmp_path: Path) -> None:
-    (found,) = find_objects(str(folder), tmp_path / "cache")
+    (item,) = find_objects(str(folder), tmp_path / "cache")
     with pytest.raises(SpecError, match=r"input\.text: .* it has: id, text"):
-        cut(found, Columns("body", None), 10**6)
+        cut(item, Columns("body", None), 10**6)

@@ -32,8 +32,8 @@ COLUMNS = Columns("text", "id")
 def test_shards_have_each_row_that_is_not_deleted_once_and_in_order(
     count: int, deleted: set[int], group: int, target: int, renamed: bool
 ) -> None:
-    gone = np.array(sorted(row for row in deleted if row < count), np.int64)
-    view: dict[str, Any] = {"deleted": deletions(gone)} if len(gone) else {}
+    deleted_rows = np.array(sorted(row for row in deleted if row < count), np.int64)
+    view: dict[str, Any] = {"deleted": deletions(deleted_rows)} if len(deleted_rows) else {}
     names = {"text": "a", "id": "b"} if renamed else {"text": "text", "id": "id"}
     if renamed:
         view |= {"names": names, "values": {"lang": ["string", "en"]}}
@@ -45,7 +45,7 @@ def test_shards_have_each_row_that_is_not_deleted_once_and_in_order(
         size = Path(path).stat().st_size
         item = InputObject(path, size, f"{folder}", "parquet", file=DataFile(path, view))
         shards = cut(item, COLUMNS, target)
-        assert np.array_equal(view_of(item.version(COLUMNS)).deleted, gone)
+        assert np.array_equal(view_of(item.version(COLUMNS)).deleted, deleted_rows)
         expected = [str(row) for row in range(count) if row not in deleted]
         read = [all_documents(shard) for shard in shards]
         assert [id for of in read for id in of["doc_id"].to_pylist()] == expected
@@ -57,5 +57,5 @@ def test_shards_have_each_row_that_is_not_deleted_once_and_in_order(
             own = expected[shard.piece.start_row : shard.piece.end_row : 3]
             assert kept["id"].to_pylist() == own
             assert {*kept.column_names} == {"text", "id", "lang" if renamed else "other"}
-            nothing = list(read_rows(shard, {}, ["none"]))
-            assert len(nothing) == shard.rows and all(row.values == {} for row in nothing)
+            rows = list(read_rows(shard, {}, ["none"]))
+            assert len(rows) == shard.rows and all(row.values == {} for row in rows)

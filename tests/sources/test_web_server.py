@@ -32,7 +32,7 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     content: ClassVar[bytes] = b""
-    ranges: ClassVar[str | None] = None  # what it says of ranges
+    ranges: ClassVar[str | None] = None  # its header about ranges
     has_size: ClassVar[bool] = True
     status: ClassVar[int] = 200
 
@@ -74,10 +74,10 @@ def test_a_file_is_read_whole_or_refused_in_one_line(
 ) -> None:
     monkeypatch.setattr(Handler, "content", ENCODERS[name](ROWS))
     monkeypatch.setattr(Handler, "ranges", ranges)
-    (found,) = find_objects(f"{web}/{name}", tmp_path)
+    (file,) = find_objects(f"{web}/{name}", tmp_path)
 
     def texts() -> list[str]:
-        shards = cut(found, Columns("text", "id"), 1_000_000)
+        shards = cut(file, Columns("text", "id"), 1_000_000)
         assert len(shards) > 5
         read = (all_documents(shard).column("text").to_pylist() for shard in shards)
         return [text for of_shard in read for text in of_shard]

@@ -105,10 +105,10 @@ def test_what_cannot_change_an_answer_does_not(changed: JobSpec) -> None:
 
 def test_of_a_server_s_answers_the_fingerprint_has_its_model_alone() -> None:
     server = {"path": "m", "engine": "openai", "base_url": "http://a/v1"}
-    here = spec(model=server)
+    served = spec(model=server)
     moved = {"base_url": "http://b/v1", "concurrency": 9, "price": {"input": 1, "output": 2}}
-    assert fp(here) == fp(spec(model={**server, **moved})) == fp(here, dtype="bfloat16")
-    assert fp(here) != fp(here, weights={"model": "m", "revision": "m-2"})
+    assert fp(served) == fp(spec(model={**server, **moved})) == fp(served, dtype="bfloat16")
+    assert fp(served) != fp(served, weights={"model": "m", "revision": "m-2"})
 
 
 def test_a_fingerprint_changes_only_with_what_it_is_of() -> None:

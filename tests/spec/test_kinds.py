@@ -71,10 +71,10 @@ def test_the_labels_of_a_score_are_numbers_as_texts() -> None:
         ("\u03a3", "\u03c2"), ("\u0131", "I"), ("\xe9", "e\u0301"), ("\u212a", "K"),
     ],
 )  # fmt: skip
-def test_labels_are_told_apart_as_duckdb_tells_columns_apart(one: str, other: str) -> None:
-    found = duckdb.connect().from_arrow(pa.table({one: [1], "z": [1]}))
+def test_labels_are_distinguished_as_duckdb_distinguishes_columns(one: str, other: str) -> None:
+    relation = duckdb.connect().from_arrow(pa.table({one: [1], "z": [1]}))
     try:
-        found.project(f'"{other}"')
+        relation.project(f'"{other}"')
         same = True
     except duckdb.BinderException:
         same = False

@@ -29,7 +29,7 @@ def lines_of(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "with a byte order mark"])
-def test_a_file_means_what_its_text_means(
+def test_a_file_and_its_text_give_the_same_spec(
     mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

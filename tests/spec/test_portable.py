@@ -31,8 +31,8 @@ def test_a_relative_path_is_refused_where_workers_run_on_other_machines(
     spec = load_spec(write_spec(**{**changes, "model": {"path": paths["model"]}}))
     with pytest.raises(SpecError, match="is a folder of this machine; write a URL, or a path that"):
         shared_by_nodes(spec, address)
-    for here in ("auto", "127.0.0.1:6379", "localhost:6379", "[::1]:6379"):
-        assert str(tmp_path / "model") in shared_by_nodes(spec, here).model_dump_json()
+    for local in ("auto", "127.0.0.1:6379", "localhost:6379", "[::1]:6379"):
+        assert str(tmp_path / "model") in shared_by_nodes(spec, local).model_dump_json()
     assert shared_by_nodes(spec, None) is spec
 
 
@@ -66,5 +66,5 @@ def test_the_folder_of_a_table_is_absolute_behind_its_prefix(
         ("http://127.0.0.1@head:8265", False),
     ],
 )
-def test_only_this_machine_is_this_machine(address: str, loopback: bool) -> None:
+def test_only_addresses_of_this_machine_are_loopback(address: str, loopback: bool) -> None:
     assert is_loopback(address) is loopback

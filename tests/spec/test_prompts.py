@@ -1,4 +1,4 @@
-"""The text of a prompt: what stands before the document, what behind it, and how templates fail."""
+"""The text of a prompt: the text before the document, the text after it, and how templates fail."""
 
 from __future__ import annotations
 

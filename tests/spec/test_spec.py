@@ -1,4 +1,4 @@
-"""The spec: what is left out has its default, and labels and stages mean what they say."""
+"""The spec: what is left out has its default, and labels and stages have their meaning."""
 
 from __future__ import annotations
 

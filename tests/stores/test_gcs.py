@@ -21,7 +21,7 @@ from pipeline.stores.store import open_store
 
 
 @pytest.mark.parametrize("fault", ["lost_reply", "reset"])
-def test_a_create_whose_request_or_reply_was_lost_is_known_for_our_own(
+def test_a_create_whose_request_or_reply_was_lost_is_recognised_as_our_own(
     fake_gcs: Server, fault: str
 ) -> None:
     faults = Faults()
@@ -36,7 +36,7 @@ def test_a_create_whose_request_or_reply_was_lost_is_known_for_our_own(
     assert len(uploads) == 3 and all("ifGenerationMatch=0" in line for line in uploads)
 
 
-def test_credentials_that_cannot_be_renewed_are_told_and_to_be_run_again(
+def test_credentials_that_cannot_be_renewed_are_reported_and_to_be_run_again(
     fake_gcs: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_arguments: Any, **_named: Any) -> None:

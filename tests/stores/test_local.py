@@ -33,7 +33,7 @@ def test_a_process_that_dies_before_the_link_leaves_nothing_at_the_key(store: Lo
     assert store.create("labels/key", b"data")
 
 
-def test_a_link_whose_reply_was_lost_is_known_for_our_own(
+def test_a_link_whose_reply_was_lost_is_recognised_as_our_own(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = os.link

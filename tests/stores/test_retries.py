@@ -94,10 +94,10 @@ CERTIFICATE = ClientConnectorCertificateError(KEY, ssl.CertificateError("self-si
     ],
     ids=lambda value: str(value) if isinstance(value, Cause) else type(value).__name__,
 )
-def test_an_error_means_what_is_done_about_it(error: Exception, cause: Cause) -> None:
+def test_each_error_has_the_cause_that_decides_the_reaction(error: Exception, cause: Cause) -> None:
     assert cause_of(error) is cause
 
 
-def test_a_mistake_of_ours_is_not_taken_for_a_storages() -> None:
+def test_an_error_of_our_code_is_not_reported_as_a_stores() -> None:
     with pytest.raises(KeyError), storage_errors("s3://bucket/key", "written"):
         raise KeyError("a bug")

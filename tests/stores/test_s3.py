@@ -53,7 +53,7 @@ def test_anothers_create_during_a_lost_request_is_not_taken_for_our_own(faulty: 
 @pytest.mark.parametrize(
     "fault", ["reset", "error_500", "slow_down", "conflict", "lost_reply", "cut_off"]
 )
-def test_a_passing_fault_is_outlasted(faulty: Faulty, fault: str) -> None:
+def test_a_transient_fault_is_retried_until_it_ends(faulty: Faulty, fault: str) -> None:
     store, faults = faulty()
     faults.once(fault, "PUT")
     assert store.create("key", b"data" * 1000)
@@ -67,7 +67,7 @@ def test_a_passing_fault_is_outlasted(faulty: Faulty, fault: str) -> None:
     assert faults.counted[fault] == (1 if fault == "conflict" else 3)
 
 
-def test_a_store_that_stays_away_is_one_line_and_to_be_run_again(faulty: Faulty) -> None:
+def test_a_store_that_stays_unavailable_is_one_line_and_to_be_run_again(faulty: Faulty) -> None:
     store, faults = faulty(shares={"slow_down": 1.0})
     store = replace(store, retry_policy=QUICK)
     for attempt in (lambda: store.create("key", b""), lambda: store.read("key")):
@@ -102,7 +102,7 @@ def test_a_server_that_never_answers_is_named_and_given_up_sooner_if_it_never_di
     assert all("did not answer" in line and "functools" not in line for line in named)
 
 
-def test_expired_credentials_are_told_at_once_and_nothing_is_lost(faulty: Faulty) -> None:
+def test_expired_credentials_are_reported_at_once_and_nothing_is_lost(faulty: Faulty) -> None:
     store, faults = faulty()
     store.create("before", b"")
     faults.shares = {"expired": 1.0}
@@ -158,7 +158,7 @@ def test_a_wrong_login_is_one_line(seaweedfs: Server, change: dict[str, str], li
         ({"profile": "nobody"}, StorageError, "s3://bucket/out: cannot be opened: .*nobody"),
     ],
 )
-def test_options_that_s3fs_does_not_take_are_told_before_anything_is_asked(
+def test_options_that_s3fs_rejects_are_reported_before_any_request(
     options: dict[str, str], error: type[Exception], line: str
 ) -> None:
     with pytest.raises(error, match=line):
@@ -177,7 +177,7 @@ def test_endpoint_and_login_may_come_from_the_environment_alone(
     assert f"{BUCKET}/" in store.url
 
 
-def test_a_server_that_minds_the_clock_says_so_and_the_run_can_go_on(
+def test_a_server_that_refuses_a_wrong_clock_is_named_and_the_run_can_go_on(
     seaweedfs: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(seaweedfs.new_url(), seaweedfs.options)

@@ -67,7 +67,7 @@ def test_a_second_create_changes_nothing(store: Store) -> None:
     assert list(store.list("")) == before
 
 
-def test_what_is_deleted_is_gone_and_may_have_been_gone_before(store: Store) -> None:
+def test_a_deleted_object_is_missing_and_deleting_it_again_is_no_error(store: Store) -> None:
     made = [f"attempts/a/{i}" for i in range(7)] + ["labels/x", "labels/y"]
     for key in made:
         store.create(key, b"1")
@@ -92,7 +92,7 @@ def test_only_what_is_below_the_stores_own_prefix_is_listed(store: Store) -> Non
     assert keys(store) == []
 
 
-def test_the_etag_tells_contents_apart(store: Store) -> None:
+def test_the_etag_differs_between_contents(store: Store) -> None:
     store.create("a", b"first")
     store.create("b", b"second")
     before = list(store.list(""))

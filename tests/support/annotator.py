@@ -1,4 +1,4 @@
-"""Somebody at the page of a review. Entry points: `address_in` and `Annotator`."""
+"""A simulated person at the page of a review. Entry points: `address_in` and `Annotator`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from urllib.request import Request, urlopen
 def address_in(log: Path) -> str:
     """The page's address, once the review has printed it."""
     deadline = time.monotonic() + 300
-    while (found := re.search(r"assay: open (\S+)", log.read_text())) is None:
+    while (match := re.search(r"assay: open (\S+)", log.read_text())) is None:
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.2)
-    return found[1]
+    return match[1]
 
 
 class Annotator:
-    """Somebody who knows the labels, and whose page sends what a browser sends."""
+    """A simulated person with the labels, whose page sends what a browser sends."""
 
     def __init__(self, address: str, truth: dict[str, str]) -> None:
         self.root, _, self.token = address.partition("?token=")

@@ -73,7 +73,7 @@ def acting_before(creates: int, act: Callable[[], object], *, folder: str = "") 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalStore, "create", counted)
-        # — the dead do not tidy up
+        # — a killed process deletes nothing
         patch.setattr(LocalStore, "delete", lambda *of: None if left == 0 else delete(*of))
         yield
 
@@ -95,7 +95,7 @@ class Corpus:
     others: list[dict[str, Any]] = field(default_factory=list)  # and after it
     settings: dict[str, Any] = field(default_factory=dict)  # more keys of the spec
     files: dict[str, list[str]] = field(default_factory=dict)  # texts by name
-    seen: dict[str, str] = field(default_factory=dict)  # all texts there ever were, by hash
+    all_texts: dict[str, str] = field(default_factory=dict)  # of all versions, by hash
     name: str = "job"
     shard_bytes: int = 3_000
 
@@ -154,7 +154,7 @@ class Corpus:
             lines.append(json.dumps({"id": f"{name}-{row}", "text": text, **more}))
         (self.input / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
         self.files[name] = [*texts]
-        self.seen |= {short_hash(text.encode()): text for text in texts}
+        self.all_texts |= {short_hash(text.encode()): text for text in texts}
 
     def delete(self, *names: str) -> list[str]:
         """Deletes the files; their texts."""
@@ -269,7 +269,7 @@ class Corpus:
             if key is not None
         }
         return {
-            sid: {self.seen[each.as_py()] for each in table["content_hash"]}
+            sid: {self.all_texts[each.as_py()] for each in table["content_hash"]}
             for sid, table in hashes.items()
         }
 
@@ -287,7 +287,7 @@ class Corpus:
             rows = read_file(self.store, listed.key, None)
             for row, status in enumerate(rows["status"].to_pylist()):
                 if status == "ok":
-                    text = self.seen[hashes["content_hash"][row].as_py()]
+                    text = self.all_texts[hashes["content_hash"][row].as_py()]
                     answers.setdefault((question, text), set()).add(key.sid)
         return answers
 
@@ -339,8 +339,8 @@ def write_thresholds(
     store = open_store(spec.output, spec.storage_options)
     job = job_of_output(spec, store, cache)
     shards = hash_of(shard.id for shard in plan(job, store, keep=False).shards)
-    nothing, thresholds = job.cascades[task].without_proof(0.1), Thresholds(at, each=True)
-    write_certificate(store, replace(nothing, thresholds=thresholds, shards=shards))
+    unproved, thresholds = job.cascades[task].without_proof(0.1), Thresholds(at, each=True)
+    write_certificate(store, replace(unproved, thresholds=thresholds, shards=shards))
 
 
 @pytest.fixture

@@ -204,8 +204,8 @@ def _ray_of_this_process() -> Iterator[None]:
 def shared_ray(_ray_of_this_process: None) -> None:
     """The one Ray of this test process; the first test that needs it starts it.
 
-    Its tests are marked `xdist_group("ray")`, so that one process has them all. It believes that
-    there is a GPU, so the model of a spec that runs on it has `device: cpu`.
+    Its tests are marked `xdist_group("ray")`, so that one process has them all. It has one
+    declared GPU, so the model of a spec that runs on it has `device: cpu`.
     """
     import ray
 
@@ -231,7 +231,7 @@ def runner(on_ray: bool, request: pytest.FixtureRequest, monkeypatch: pytest.Mon
 
 @pytest.fixture(scope="session")
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What runs of the same spec remember between each other."""
+    """The cache folder that runs of the same spec share."""
     return tmp_path_factory.mktemp("cache")
 
 

@@ -88,7 +88,7 @@ def seen_rows(defined: DefinedTree) -> Tensor:  # [tokens, prefix + tokens] bool
     prefix, tokens = defined.tree.prefix_tokens, defined.tree.tokens
     seen = torch.zeros(tokens, prefix + tokens, dtype=torch.bool)
     for row in range(tokens):
-        for source, number in defined.seen(row):
+        for source, number in defined.visible(row):
             seen[row, number + (prefix if source == "row" else 0)] = True
     return seen
 

@@ -90,18 +90,18 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, b'{"errors": [], "warnings": []}')
         elif path == "/api/repos/create":
             self._create(json.loads(body))
-        elif found := _API.fullmatch(path):
-            kind, name, what, revision, below = found.groups()
-            self._api(f"{kind}/{name}", what, revision or "main", below or "", body)
-        elif found := _FILE.fullmatch(path):
-            dataset, name, revision, below = found.groups()
+        elif match := _API.fullmatch(path):
+            kind, name, operation, revision, below = match.groups()
+            self._api(f"{kind}/{name}", operation, revision or "main", below or "", body)
+        elif match := _FILE.fullmatch(path):
+            dataset, name, revision, below = match.groups()
             self._file(f"{'datasets' if dataset else 'models'}/{name}", revision, below)
         else:
             self._send(404, b"{}")
 
     do_HEAD = do_POST = do_GET
 
-    def _found(self, repo: str, revision: str) -> tuple[str, Files] | None:
+    def _at_revision(self, repo: str, revision: str) -> tuple[str, Files] | None:
         if repo not in self.hub.commits:
             self._send(401, b"{}", {"X-Error-Code": "RepoNotFound"})
             return None
@@ -111,14 +111,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
             return None
 
-    def _api(self, repo: str, what: str | None, revision: str, below: str, body: bytes) -> None:
-        if (found := self._found(repo, revision)) is None:
+    def _api(
+        self, repo: str, operation: str | None, revision: str, below: str, body: bytes
+    ) -> None:
+        if (at_revision := self._at_revision(repo, revision)) is None:
             return
-        commit, files = found
-        if what in ("preupload", "commit"):
-            self._write(repo, what, revision, files, body)
+        commit, files = at_revision
+        if operation in ("preupload", "commit"):
+            self._write(repo, operation, revision, files, body)
             return
-        if what == "tree":
+        if operation == "tree":
             inside = {p: d for p, d in files.items() if not below or p.startswith(f"{below}/")}
             if below and not inside:
                 self._send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
@@ -126,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
             value: Any = [_entry(p, d) for p, d in inside.items()]
             if "recursive" not in self.path or "recursive=false" in self.path.lower():
                 value = _one_level(below, inside)
-        elif what == "paths-info":
+        elif operation == "paths-info":
             as_json = body.startswith(b"{")
             asked = json.loads(body)["paths"] if as_json else parse_qs(body.decode())["paths"]
             value = [_entry(p, files[p]) for p in asked if p in files]
@@ -149,11 +151,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self.hub.private.add(repo)
         self._send(200 if is_new else 409, json.dumps({"url": f"{self.hub.url}/{repo}"}).encode())
 
-    def _write(self, repo: str, what: str, branch: str, files: Files, body: bytes) -> None:
+    def _write(self, repo: str, operation: str, branch: str, files: Files, body: bytes) -> None:
         if repo in self.hub.closed:
             self._send(403, b'{"error": "you may not write"}')
             return
-        if what == "preupload":
+        if operation == "preupload":
             named = [file["path"] for file in json.loads(body)["files"]]
             answers = [
                 {
@@ -183,9 +185,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, json.dumps(answer).encode())
 
     def _file(self, repo: str, revision: str, path: str) -> None:
-        if (found := self._found(repo, revision)) is None:
+        if (at_revision := self._at_revision(repo, revision)) is None:
             return
-        commit, files = found
+        commit, files = at_revision
         if repo in self.hub.gated:
             self._send(403, b"{}", {"X-Error-Code": "GatedRepo"})
             return
@@ -219,8 +221,8 @@ def _git_hash(data: bytes) -> str:
 def _one_level(below: str, files: Files) -> list[dict[str, Any]]:
     start = len(below) + 1 if below else 0
     folders = {path[: path.index("/", start)] for path in files if "/" in path[start:]}
-    here = [_entry(path, data) for path, data in files.items() if "/" not in path[start:]]
-    return [*({"type": "directory", "path": path, "oid": "0"} for path in sorted(folders)), *here]
+    direct = [_entry(path, data) for path, data in files.items() if "/" not in path[start:]]
+    return [*({"type": "directory", "path": path, "oid": "0"} for path in sorted(folders)), *direct]
 
 
 def use_endpoint(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
@@ -228,12 +230,12 @@ def use_endpoint(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants.ENDPOINT)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + template)
     monkeypatch.setattr(constants, "ENDPOINT", url)
-    monkeypatch.setattr(HfFileSystem, "_cache", {})  # instances that know another endpoint
+    monkeypatch.setattr(HfFileSystem, "_cache", {})  # instances with another endpoint
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
-    """A hub without repositories, which huggingface_hub takes for the real one."""
+    """A hub without repositories, which huggingface_hub uses as the real one."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
     with running_hub() as hub:

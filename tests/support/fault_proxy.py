@@ -1,12 +1,12 @@
 """A proxy in front of an S3 server that breaks requests, in ways and shares that a seed decides.
 
-Knows HTTP, and of S3 the words of three refusals alone. What it does to a request:
+It implements HTTP, and of S3 only the text of three errors. What it does to a request:
 
     reset        the connection is reset, and nothing reaches the server
     error_500    InternalError, without asking the server
     slow_down    503, without asking the server
     conflict     409, as S3 answers a create while another of the same key is under way
-    lost_reply   the server does what it was asked, and the connection is reset before it says so
+    lost_reply   the server executes the request, and the connection is reset before the reply
     cut_off      half of the data, up or down, and then a reset
 """
 
@@ -48,7 +48,9 @@ class Faults:
     shares: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
     dropped_headers: frozenset[str] = frozenset()  # never forwarded, in lower case
-    watch: Callable[[list[str]], None] | None = None  # is told all requests, before each is served
+    watch: Callable[[list[str]], None] | None = (
+        None  # is called with all requests, before each is served
+    )
     counted: Counter[str] = field(default_factory=Counter)
     requests: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)

@@ -73,7 +73,7 @@ class Bench:
     def write(self, rows: Sequence[Row], name: str = "gold.jsonl") -> str:
         return write_rows(self.folder / name, rows)
 
-    def says(self, **keys: Any) -> None:
+    def set_keys(self, **keys: Any) -> None:
         """Writes these keys of the spec."""
         content = yaml.safe_load(self.spec.read_text())
         self.spec.write_text(yaml.safe_dump({**content, **keys}))

@@ -73,7 +73,7 @@ class Known:
                 most = None if most is None else most - 1
 
     def quality(self, spec: JobSpec, file: Path) -> FilterQuality:
-        """What the labels of an audit say about the filter."""
+        """The estimates of the filter from the labels of an audit."""
         options = EvalOptions(gold=str(file))
         evaluated = evaluate(spec, options, cache_dir=self.folder / "cache")
         assert evaluated.filter is not None

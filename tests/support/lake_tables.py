@@ -50,7 +50,7 @@ class Delta:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "delta table"
         self.path = f"delta+{self.folder}"
-        self._gone: set[str] = set()
+        self._deleted: set[str] = set()
         self._vectors: dict[str, dict[str, Any]] = {}  # the last one of each file
 
     def append(self, rows: Rows) -> None:
@@ -61,18 +61,18 @@ class Delta:
 
     def delete(self, ids: Sequence[str]) -> None:
         """A commit that replaces each file that has one of these rows by itself with a vector."""
-        self._gone |= {*ids}
+        self._deleted |= {*ids}
         actions = pa.table(DeltaTable(self.folder).get_add_actions(flatten=True)).to_pylist()
         lines: list[dict[str, Any]] = [{"commitInfo": {"timestamp": 1, "operation": "DELETE"}}]
         for action in actions:
             rows = pq.read_table(self.folder / action["path"]).column("id").to_pylist()
-            if gone := [place for place, own in enumerate(rows) if own in self._gone]:
+            if deleted := [place for place, own in enumerate(rows) if own in self._deleted]:
                 file = {"path": action["path"], "dataChange": True}
                 added = {"partitionValues": {}, "size": action["size_bytes"], "modificationTime": 1}
                 added["stats"] = json.dumps({"numRecords": len(rows), "tightBounds": False})
                 before = self._vectors.get(action["path"])
                 old = {} if before is None else {"deletionVector": before}
-                new = self._vectors[action["path"]] = self._vector(gone)
+                new = self._vectors[action["path"]] = self._vector(deleted)
                 lines += [
                     {"remove": {**file, **old, "deletionTimestamp": 1}},
                     {"add": {**file, **added, "deletionVector": new}},
@@ -146,9 +146,9 @@ class Iceberg:
         paths, places = [], []
         for file in self.data_files():
             rows = pq.read_table(file.removeprefix("file://")).column("id").to_pylist()
-            gone = [place for place, own in enumerate(rows) if own in ids]
-            paths += [file] * len(gone)
-            places += gone
+            deleted = [place for place, own in enumerate(rows) if own in ids]
+            paths += [file] * len(deleted)
+            places += deleted
         kinds = pa.schema([("file_path", pa.string(), False), ("pos", pa.int64(), False)])
         self.add_deletes(pa.table([paths, places], schema=kinds), DataFileContent.POSITION_DELETES)
 

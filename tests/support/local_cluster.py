@@ -1,6 +1,6 @@
 """A real Ray cluster of one node on this machine, with token authentication, in its own processes.
 
-Knows how `ray start` is told to stay on the loopback interface. Knows nothing of jobs.
+Has the options that keep `ray start` on the loopback interface, and nothing about jobs.
 """
 
 from __future__ import annotations
@@ -101,10 +101,10 @@ def local_cluster(folder: Path, **environment: str) -> Iterator[LocalCluster]:
         except subprocess.TimeoutExpired:
             started.kill()
             started.wait()
-        gone, alive = psutil.wait_procs(children, timeout=20)
+        ended, alive = psutil.wait_procs(children, timeout=20)
         for process in alive:
             process.kill()
-        psutil.wait_procs([*gone, *alive], timeout=10)
+        psutil.wait_procs([*ended, *alive], timeout=10)
         shutil.rmtree(temporary, ignore_errors=True)
 
 

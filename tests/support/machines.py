@@ -1,7 +1,7 @@
 """Machines on a network of this machine's own: namespaces of Linux, joined by a bridge.
 
 Each machine has an address, processes and a small disk of its own, and no way beyond the bridge.
-Entry point: `network`. Knows nothing of Ray and of jobs.
+Entry point: `network`. Nothing here depends on Ray or on jobs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Machine:
         return subprocess.run(command, capture_output=True, text=True).stdout
 
     def unplug(self) -> None:
-        """Cuts the machine off: no other one is told."""
+        """Cuts the machine off, without a message to the others."""
         _run("ip", "link", "set", self.name, "down")
 
     def plug(self) -> None:

@@ -41,7 +41,7 @@ BLOCK = re.compile(
 TOPIC = {"name": "topic", "question": "What is this about?", "labels": ["art", "law"]}
 ON_THE_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 LABELS = 100
-RULE = 'filter:\n  keep: "toxic.p.toxic < 0.5"\n'  # which a page says to add
+RULE = 'filter:\n  keep: "toxic.p.toxic < 0.5"\n'  # which a page has as an addition
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def enter(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def manual_folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the manual speaks of: `my.yaml`, its input, and gold labels."""
+    """The folder of the manual's examples: `my.yaml`, its input, and gold labels."""
     made = tmp_path_factory.mktemp("manual")
     for name in ("jobs", "models"):
         (made / name).symlink_to(REPOSITORY / name)

@@ -1,6 +1,6 @@
-"""A corpus whose run takes long enough for something to end in its middle, and what comes of it.
+"""A corpus whose run takes long enough to be interrupted, and what its output must have then.
 
-Knows nothing of how the run is started, or of what ends.
+Nothing here depends on how the run is started, or on which process is killed.
 """
 
 from __future__ import annotations

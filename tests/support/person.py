@@ -31,7 +31,7 @@ _OF_TESTS = ("RAY_", "OMP_", "ASSAY_", "PYTEST_", "COV_", "HYPOTHESIS_", "AWS_")
 
 
 @dataclass(frozen=True)
-class Seen:
+class Output:
     """What one line printed."""
 
     out: str
@@ -60,7 +60,7 @@ class Person:
         path = f"{self.programs}{os.pathsep}{os.environ['PATH']}"
         return {**kept, "HOME": str(self.home), "PATH": path, "COLUMNS": "160", **self.variables}
 
-    def types(self, line: str, *, code: int = 0) -> Seen:
+    def types(self, line: str, *, code: int = 0) -> Output:
         """Runs the line; its exit code is `code`, and nothing of it is for developers."""
         began = time.monotonic()
         ended = subprocess.run(
@@ -72,11 +72,11 @@ class Person:
             text=True,
             timeout=600,
         )
-        seen = Seen(ended.stdout, ended.stderr, time.monotonic() - began)
-        print(f"$ {line}\n{seen.text}[{seen.seconds:.1f} s]\n")
-        assert ended.returncode == code, f"{line}: exit code {ended.returncode}\n{seen.text}"
-        assert not [line for line in seen.text.splitlines() if NOT_FOR_PEOPLE.search(line)]
-        return seen
+        output = Output(ended.stdout, ended.stderr, time.monotonic() - began)
+        print(f"$ {line}\n{output.text}[{output.seconds:.1f} s]\n")
+        assert ended.returncode == code, f"{line}: exit code {ended.returncode}\n{output.text}"
+        assert not [line for line in output.text.splitlines() if NOT_FOR_PEOPLE.search(line)]
+        return output
 
     @contextmanager
     def runs_beside(self, line: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -137,7 +137,7 @@ class Person:
 
 
 def comments(count: int, *, start: int = 0) -> list[dict[str, str]]:
-    """Comments with what people said of them: `id`, `text`, and `toxic`: toxic or clean."""
+    """Comments with the labels that people gave: `id`, `text`, and `toxic`: toxic or clean."""
     with COMMENTS.open(newline="") as file:
         rows = list(csv.DictReader(file))
     random.Random(0).shuffle(rows)  # — the file has all toxic ones first

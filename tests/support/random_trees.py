@@ -45,7 +45,7 @@ class DefinedTree:
     paths: tuple[Path, ...]
     window: int | None  # how many positions back a row sees; None: all
 
-    def seen(self, row: int) -> Path:
+    def visible(self, row: int) -> Path:
         """The definition: a row sees its path, or only the last `window` keys of it."""
         return self.paths[row] if self.window is None else self.paths[row][-self.window :]
 
@@ -97,6 +97,6 @@ def _below(nodes: Sequence[Node], above: Path, first: int) -> Iterator[Path]:
         for row in range(first, first + node.tokens):
             path = (*path, ("row", row))
             yield path
-        rest = list(_below(node.children, path, first + node.tokens))
-        yield from rest
-        first += node.tokens + len(rest)
+        rows_below = list(_below(node.children, path, first + node.tokens))
+        yield from rows_below
+        first += node.tokens + len(rows_below)

@@ -42,7 +42,7 @@ class Clock:
 
 
 @dataclass
-class World:
+class Corpus:
     """Documents with true labels, of four topics; with `answered`, also with stored answers."""
 
     task: TaskSpec

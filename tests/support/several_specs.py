@@ -1,4 +1,4 @@
-"""An output of several specs, with a clock of its own. Fixtures: `everything` and `clock`."""
+"""An output of several specs, with a clock of its own. Fixtures: `shared` and `clock`."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Clock:
         return self.now_s
 
 
-class Everything:
-    """A corpus, a spec and a store, and what runs of any spec would do to them."""
+class SharedOutput:
+    """An input and an output that several specs share; its methods do what their runs do."""
 
     def __init__(self, store: Store, spec: JobSpec, corpus: Corpus, clock: Clock) -> None:
         self.store, self.spec, self.corpus, self.clock = store, spec, corpus, clock
@@ -96,10 +96,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def everything(tmp_path: Path, write_spec: Callable[..., Path], clock: Clock) -> Everything:
+def shared(tmp_path: Path, write_spec: Callable[..., Path], clock: Clock) -> SharedOutput:
     corpus = Corpus(tmp_path / "corpus", tmp_path / "cache")
     corpus.write()
-    wanted = {"path": str(corpus.folder), "id": "id", "shard_bytes": SHARD_BYTES}
+    input_keys = {"path": str(corpus.folder), "id": "id", "shard_bytes": SHARD_BYTES}
     # — gc needs no model: this one does not exist
-    spec = load_spec(write_spec(input=wanted, model={"path": str(tmp_path / "nowhere")}))
-    return Everything(MemoryStore(), spec, corpus, clock)
+    spec = load_spec(write_spec(input=input_keys, model={"path": str(tmp_path / "nowhere")}))
+    return SharedOutput(MemoryStore(), spec, corpus, clock)

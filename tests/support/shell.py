@@ -1,6 +1,6 @@
 """A shell with ordinary AWS variables in which the command runs on an S3 server, behind a proxy.
 
-Knows the spec, the environment and how the output is read. Knows nothing of what is tested.
+It has the spec, the environment and the readers of the output, and no assertion of a test.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def byte_pairs(
 
 
 def whole_words() -> PreTrainedTokenizerFast:
-    """As Llama 3: a word that is in the vocabulary is taken whole, whatever the merges say."""
+    """As Llama 3: a word that is in the vocabulary is taken whole, whatever the merges are."""
     backend = byte_pairs(*CONTROLS, "yes", ignore_merges=True)
     backend.add_special_tokens(CONTROLS[:2])
     backend.add_tokens([AddedToken(CONTROLS[2], special=False, normalized=False)])
@@ -40,7 +40,7 @@ def whole_words() -> PreTrainedTokenizerFast:
 
 
 def pieces_of_words(unknown: str = "<unk>") -> PreTrainedTokenizerFast:
-    """As SentencePiece: control pieces stand in the scored vocabulary itself."""
+    """As SentencePiece: control pieces are in the scored vocabulary itself."""
     letters = "▁abcdefghijklmnopqrstuvwxyzANTY<>/|:., \n"
     scored = [(unknown, 0.0), *((control, 0.0) for control in CONTROLS)]
     scored = list(dict(scored).items())

@@ -35,13 +35,13 @@ def in_children(work_items: Sequence[WorkItem], job: Job, *_: object) -> Iterato
     for work in work_items:
         answer: Any = None
         while answer is None:
-            here, there = CHILDREN.Pipe(duplex=False)
-            child = CHILDREN.Process(target=_label, args=(work, job, there))
+            receiver, sender = CHILDREN.Pipe(duplex=False)
+            child = CHILDREN.Process(target=_label, args=(work, job, sender))
             child.start()
-            there.close()
+            sender.close()
             child.join()
             if child.exitcode == 0:
-                answer = here.recv()
+                answer = receiver.recv()
         if isinstance(answer, AssayError):
             raise answer
         yield from answer

@@ -29,6 +29,6 @@ def rows_read_in_blocks(
         patch.setattr(records, "BLOCK_BYTES", block_bytes)
         path = Path(folder) / f"a.{format}"
         path.write_bytes(data)
-        found = InputObject(str(path), len(data), "", format)
-        shards = cut(found, Columns("text", "id", quoted=quoted), target_bytes)
+        item = InputObject(str(path), len(data), "", format)
+        shards = cut(item, Columns("text", "id", quoted=quoted), target_bytes)
         return [row for shard in shards for row in read_rows(shard, {}, ["text", "id"])]

@@ -18,17 +18,17 @@ def test_both_are_judged_by_the_same_rows_and_the_difference_has_an_interval(ben
     bench.spec.write_text(spec)
     words = bench.write(bench.gold()), "--against", other
     report = bench.evaluate(*words, "--json").json
-    found = report["against"]["tasks"]["toxic"]
+    comparison = report["against"]["tasks"]["toxic"]
     assert report["against"]["tasks"].keys() == {"toxic"} and report["against"]["spec"] == "other"
-    assert found["rows"] == report["tasks"]["toxic"]["rows"]["evaluated"]
-    for metric, both in found["figures"].items():
+    assert comparison["rows"] == report["tasks"]["toxic"]["rows"]["evaluated"]
+    for metric, both in comparison["figures"].items():
         figure = report["tasks"]["toxic"]["scores"]["headlines"][metric]
         assert both["value"] == pytest.approx(figure["value"]), metric
         difference = both["difference"]
         assert difference["value"] == pytest.approx(both["value"] - both["other"])
         assert difference["low"] < difference["value"] < difference["high"]
     shown = bench.evaluate(*words).out
-    assert f"toxic: both on the same {found['rows']} documents" in shown
+    assert f"toxic: both on the same {comparison['rows']} documents" in shown
     assert "not compared: topic" in shown
 
 

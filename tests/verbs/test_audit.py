@@ -1,4 +1,4 @@
-"""An audit of a filter: its sample, what people say of it, and the figures of the filter."""
+"""An audit of a filter: its sample, the labels of people, and the figures of the filter."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def file(tmp_path: Path) -> Path:
 
 
 def is_unwanted(truth: Mapping[str, str]) -> bool:
-    """What a person says of a document: what the demo's rule is for."""
+    """A person's label of a document: what the demo's rule is for."""
     return (truth["toxic"], truth["spam"], truth["language"]) != ("clean", "other", "English")
 
 
 def should(known: Known) -> Bools:
-    """[documents]: what people say."""
+    """[documents]: the labels of people."""
     return np.array([is_unwanted(known.by_text[str(text)]) for text in known.texts])
 
 
@@ -114,11 +114,13 @@ def test_every_line_has_the_design_and_the_probability_of_its_document(
     known.review(spec, tmp_path / "again.jsonl", is_unwanted, documents=100, seed=3)
     again = [line["content_hash"] for line in lines(tmp_path / "again.jsonl")]
     assert again == [line["content_hash"] for line in lines(file)]
-    with pytest.raises(SpecError, match=r"audit.jsonl: is an audit, which says of each document"):
+    with pytest.raises(
+        SpecError, match=r"audit.jsonl: is an audit, whose labels are drop and keep"
+    ):
         read_gold(str(file), spec)
 
 
-def test_a_text_that_is_cut_says_so(
+def test_a_text_that_is_cut_is_marked(
     known: Known, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.verbs.review_documents.TEXT_CHARS", 4)
@@ -157,8 +159,8 @@ def test_several_people_vote_and_texts_that_are_gone_are_counted(known: Known, f
     first, second, *others = lines(file)
     other = {"yes": "no", "no": "yes"}[first["label"]]
     wrong = [{**first, "label": other, "by": name} for name in ("bob", "eve")]
-    gone = {**second, "content_hash": "0" * 32}
-    rewrite(file, [first, gone, *others, *wrong])
+    absent = {**second, "content_hash": "0" * 32}
+    rewrite(file, [first, absent, *others, *wrong])
     quality = known.quality(spec, file)
     assert (quality.labels, quality.not_in_corpus, quality.drawn) == (99, 1, 100)
     rewrite(file, [first, second, *others])
@@ -243,5 +245,5 @@ def test_eval_and_report_show_the_figures_of_the_filter(
     shown = f"{precision['estimate']:.3f} ({precision['low']:.3f} to {precision['high']:.3f})"
     assert shown in assay("eval", *words).words
     assert shown in assay("report", *words, "--to", page).words
-    first, _, rest = page.read_text().partition("<h2 id='answers'>")
-    assert shown in first and shown in rest and "no gold labels" not in first
+    first, _, main = page.read_text().partition("<h2 id='answers'>")
+    assert shown in first and shown in main and "no gold labels" not in first

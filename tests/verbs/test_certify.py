@@ -1,4 +1,4 @@
-"""A run that teaches itself: what it asks, what it proves, and what is true of the whole corpus."""
+"""A run that certifies a cascade: its questions, its proof, and the truth of the whole corpus."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_new_files_are_sampled_too_and_the_promise_is_proved_again(corpus: Corpu
     assert not corpus.asked
 
 
-def test_a_rule_that_new_files_do_not_prove_gives_way_to_a_more_careful_one(
+def test_a_rule_that_new_files_do_not_prove_is_replaced_by_a_more_careful_one(
     corpus: Corpus,
 ) -> None:
     labelled(corpus)
@@ -132,7 +132,7 @@ def test_a_rule_that_new_files_do_not_prove_gives_way_to_a_more_careful_one(
     corpus.verify()
 
 
-def test_a_small_corpus_is_answered_by_the_whole_model_and_says_why(corpus: Corpus) -> None:
+def test_a_small_corpus_is_answered_by_the_whole_model_with_the_reason(corpus: Corpus) -> None:
     corpus.write("one", [f"text {n}" for n in range(20)])
     result = labelled(corpus)
     assert "agree 0.9 needs 36 documents" in result.certificates["toxic"].words
@@ -140,7 +140,7 @@ def test_a_small_corpus_is_answered_by_the_whole_model_and_says_why(corpus: Corp
     assert len(asked(corpus, "whole")) == 20 and max(corpus.asked.values()) == 1
 
 
-def test_a_cheap_stage_that_knows_nothing_decides_nothing(corpus: Corpus) -> None:
+def test_a_cheap_stage_at_chance_decides_nothing(corpus: Corpus) -> None:
     corpus.stages, corpus.promise = [{"question": "other"}, STAGES[1]], {"agree": 0.97}
     result = labelled(corpus)
     assert result.certificates["toxic"].thresholds is None

@@ -1,4 +1,4 @@
-"""A wrong attention is not exact, every difference is seen, rounding to 8 bits is compared."""
+"""A wrong attention is not exact, every difference is reported, rounding to 8 bits is compared."""
 
 from __future__ import annotations
 
@@ -113,31 +113,33 @@ def test_a_wrong_attention_that_gets_past_loading_is_not_exact_and_exit_1(
     plant(monkeypatch)
     monkeypatch.setattr(loading, "tree_error", lambda _model: 0.0)
     spec = write_spec(model=a_model(model_folder, dtype=dtype))
-    found = assay("check", spec, "--json", code=1).json["exactness"]
-    in_float32 = found if dtype == "float32" else found["in_float32"]
-    assert in_float32["max_abs_dp"] > 1e-4 and not found["exact"]
+    result = assay("check", spec, "--json", code=1).json["exactness"]
+    in_float32 = result if dtype == "float32" else result["in_float32"]
+    assert in_float32["max_abs_dp"] > 1e-4 and not result["exact"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_nothing_is_planted_and_the_same_spec_is_exact(
+def test_without_a_planted_error_the_same_spec_is_exact(
     dtype: str, write_spec: WriteSpec, model_folder: Path, assay: Assay
 ) -> None:
     spec = write_spec(model=a_model(model_folder, dtype=dtype))
     printed = assay("check", spec, "--json").json
     # — a processor without products of half precision computes it in float32
     assert printed["model"]["processor"]["attention"].split()[1] in (dtype, "float32")
-    found = printed["exactness"]
-    assert found["exact"] and found["answers"] == 2 and printed["quantization"] is None
-    allowed = found["allowed"]
-    assert found["max_abs_dp"] <= allowed["max_abs_dp"] and allowed["max_abs_dp_in_float32"] == 1e-4
+    result = printed["exactness"]
+    assert result["exact"] and result["answers"] == 2 and printed["quantization"] is None
+    allowed = result["allowed"]
+    assert (
+        result["max_abs_dp"] <= allowed["max_abs_dp"] and allowed["max_abs_dp_in_float32"] == 1e-4
+    )
     if dtype == "float32":
         assert allowed == {**allowed, "max_abs_dp": 1e-4, "mean_abs_dp": None}
-        assert found["in_float32"] is None and found["rounding"] is None
+        assert result["in_float32"] is None and result["rounding"] is None
     else:
-        assert found["in_float32"]["max_abs_dp"] <= 1e-4 < found["max_abs_dp"]
-        assert 0 < found["rounding"]["mean_abs_dp"] < 0.1
-        assert found["mean_abs_dp"] <= allowed["mean_abs_dp"]
-        assert allowed["mean_abs_dp"] == 3 * found["rounding"]["mean_abs_dp"] + 1e-3
+        assert result["in_float32"]["max_abs_dp"] <= 1e-4 < result["max_abs_dp"]
+        assert 0 < result["rounding"]["mean_abs_dp"] < 0.1
+        assert result["mean_abs_dp"] <= allowed["mean_abs_dp"]
+        assert allowed["mean_abs_dp"] == 3 * result["rounding"]["mean_abs_dp"] + 1e-3
 
 
 def test_people_read_the_verdict_first_then_both_proofs_labels_tokens_and_prompts(
@@ -157,18 +159,18 @@ def test_people_read_the_verdict_first_then_both_proofs_labels_tokens_and_prompt
     monkeypatch.setattr(loading, "tree_error", lambda _model: 0.0)
     printed = assay("check", spec, code=1).words
     assert printed.startswith("differs: all questions in one reading and a prompt for each que")
-    found = assay("check", spec, "--json", code=1).json["exactness"]
-    assert found["in_float32"] is None and found["mean_abs_dp"] > exactness.HALF_MEAN["bfloat16"]
+    result = assay("check", spec, "--json", code=1).json["exactness"]
+    assert result["in_float32"] is None and result["mean_abs_dp"] > exactness.HALF_MEAN["bfloat16"]
 
 
 def test_check_gives_prompts_whose_label_tokens_a_plain_forward_finds(
     write_spec: WriteSpec, assay: Assay
 ) -> None:
-    found = assay("check", write_spec(), "--prompts", "--json").json
-    assert found["exactness"]["argmax_flips"] == 0
-    assert [prompt["task"] for prompt in found["prompts"]] == ["toxic", "topic"]
-    network = AutoModelForCausalLM.from_pretrained(found["model"]["path"], dtype=torch.float32)
-    for prompt in found["prompts"]:
+    result = assay("check", write_spec(), "--prompts", "--json").json
+    assert result["exactness"]["argmax_flips"] == 0
+    assert [prompt["task"] for prompt in result["prompts"]] == ["toxic", "topic"]
+    network = AutoModelForCausalLM.from_pretrained(result["model"]["path"], dtype=torch.float32)
+    for prompt in result["prompts"]:
         assert "Hello." in prompt["text"] and prompt["doc_id"] == "a"
         logits = network(torch.tensor([prompt["token_ids"]])).logits[0, -1]
         for first in prompt["labels"].values():
@@ -198,8 +200,8 @@ def test_half_precision_is_exact_where_float32_is_and_rounding_explains_the_rest
     apart: Difference, in_float32: Difference, exact: bool
 ) -> None:
     rounding = far(0.006, largest=0.05)
-    found = compared("bfloat16", apart, in_float32=in_float32, rounding=rounding)
-    assert found.exact == exact
+    result = compared("bfloat16", apart, in_float32=in_float32, rounding=rounding)
+    assert result.exact == exact
 
 
 @pytest.mark.parametrize(
@@ -226,12 +228,12 @@ def test_alone_a_format_has_bounds_of_its_own(dtype: str, apart: Difference, exa
 def test_of_each_label_the_larger_difference_counts() -> None:
     answers = [np.log([[0.4, 0.4], [0.1, 0.3]])]
     others = [np.log([[0.2, 0.2], [0.3, 0.1]])]
-    found = difference(answers, others)
-    assert (found.argmax_flips, found.answers) == (1, 2)
-    assert found.max_abs_dp == pytest.approx(0.5)  # 1/4 -> 3/4 of the labels
-    assert found.mean_abs_dp == pytest.approx((0.2 + 0.2 + 0.5 + 0.5) / 4)
-    nothing = difference([np.empty((0, 2))], [np.empty((0, 2))])
-    assert (nothing.max_abs_dp, nothing.mean_abs_dp, nothing.answers) == (0.0, 0.0, 0)
+    result = difference(answers, others)
+    assert (result.argmax_flips, result.answers) == (1, 2)
+    assert result.max_abs_dp == pytest.approx(0.5)  # 1/4 -> 3/4 of the labels
+    assert result.mean_abs_dp == pytest.approx((0.2 + 0.2 + 0.5 + 0.5) / 4)
+    empty = difference([np.empty((0, 2))], [np.empty((0, 2))])
+    assert (empty.max_abs_dp, empty.mean_abs_dp, empty.answers) == (0.0, 0.0, 0)
 
 
 def test_of_labels_with_several_forms_below_a_beam_nothing_is_claimed(model_folder: Path) -> None:
@@ -251,8 +253,8 @@ def test_of_labels_with_several_forms_below_a_beam_nothing_is_claimed(model_fold
     assert reached[1::2].any() and reached[::2].any()  # of two forms, and of one
     (asked,) = choose_compared(prompt, [document], answers)
     alone = alternatives.answers_alone(model, asked.prompt, document, readouts={})
-    found = difference([compared_answers([asked], answers)], [alone])
-    assert found.answers == 1 and found.max_abs_dp < 1e-4
+    result = difference([compared_answers([asked], answers)], [alone])
+    assert result.answers == 1 and result.max_abs_dp < 1e-4
 
 
 def test_whole_labels_that_are_no_numbers_are_not_exact(
@@ -262,8 +264,8 @@ def test_whole_labels_that_are_no_numbers_are_not_exact(
 
     def overflown(engine: LabelEngine, *args: Any, **options: Any) -> Labelled:
         labelled = correct(engine, *args, **options)
-        nothing = tuple(np.full_like(answers, np.nan) for answers in labelled.log_probs)
-        return replace(labelled, log_probs=nothing)
+        nan_answers = tuple(np.full_like(answers, np.nan) for answers in labelled.log_probs)
+        return replace(labelled, log_probs=nan_answers)
 
     monkeypatch.setattr(LabelEngine, "label", overflown)
     task = {"name": "t", "question": "?", "labels": ["law", "lawn", "art"], "length_penalty": 1.0}
@@ -286,7 +288,7 @@ def test_8_bit_products_are_compared_with_the_models_own(
         monkeypatch.setattr(checks, "place", lambda *_: Placement("cpu", dtype, 1, 1))
     else:
         dtype = place(spec.model, this_machine()).dtype
-    found = assay("check", file, "--json").json
+    result = assay("check", file, "--json").json
     tokenizer = load_tokenizer(model_folder)
     prompt = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
     document = DocumentTokenizer(tokenizer).encode("Hello.")
@@ -296,21 +298,21 @@ def test_8_bit_products_are_compared_with_the_models_own(
     ]
     engines = [LabelEngine(model, prompt, max_batch_tokens=1_000) for model in models]
     expected = difference(*(engine.label([document]).log_probs for engine in engines))
-    assert found["model"]["rounded_to"] == rounded_to and found["model"]["dtype"] == dtype
-    assert found["quantization"] == pytest.approx(asdict(expected), abs=1e-6)
+    assert result["model"]["rounded_to"] == rounded_to and result["model"]["dtype"] == dtype
+    assert result["quantization"] == pytest.approx(asdict(expected), abs=1e-6)
     assert expected.max_abs_dp > 1e-4 and expected.answers == 2
     shown = assay("check", file).words
     assert f" with {rounded_to} products on cpu" in shown
     assert "of 2 answers have another label, against the model without quantisation" in shown
 
 
-def test_kept_keys_in_8_bits_are_weighed_too(
+def test_kept_keys_in_8_bits_are_compared_too(
     write_spec: WriteSpec, model_folder: Path, assay: Assay
 ) -> None:
     spec = write_spec(model=a_model(model_folder, kv="int8"))
-    found = assay("check", spec, "--json").json
-    assert found["model"]["kv"] == "int8" and found["exactness"]["max_abs_dp"] <= 1e-4
-    assert 0 < found["quantization"]["max_abs_dp"] < 0.2
+    result = assay("check", spec, "--json").json
+    assert result["model"]["kv"] == "int8" and result["exactness"]["max_abs_dp"] <= 1e-4
+    assert 0 < result["quantization"]["max_abs_dp"] < 0.2
     assert "float32, kv: int8 on cpu" in assay("check", spec).words
 
 

@@ -52,7 +52,7 @@ def test_check_looks_at_the_output_and_the_input_before_the_model(
     assert assay("check", spec, code=2).error.startswith(line.replace("{folder}", str(tmp_path)))
 
 
-def test_a_check_says_what_the_answers_are_read_from(
+def test_a_check_reports_what_the_answers_are_read_from(
     write_spec: WriteSpec, tmp_path: Path, assay: Assay
 ) -> None:
     corpus = tmp_path / "texts.jsonl"
@@ -60,13 +60,13 @@ def test_a_check_says_what_the_answers_are_read_from(
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     task = {"name": "t", "question": "Which?", "labels": {"sports": ["sports"], "no": ["no", "n"]}}
     spec = write_spec(input={"path": str(corpus)}, tasks=[task])
-    found = assay("check", spec, "--json").json
+    result = assay("check", spec, "--json").json
     rows = Labeller(load_spec(spec)).label(texts)["t"].to_pylist()
-    facts = found["answers"]["t"]
+    facts = result["answers"]["t"]
     assert facts["mass"] == pytest.approx(max(row["mass"] for row in rows), rel=1e-4)
     # — a token of the toy model is a byte, so that a label is read by its first letter
     assert facts["fragments"] == {"sports": "s"}
-    [warning, *_] = found["warnings"]
+    [warning, *_] = result["warnings"]
     assert warning.startswith("t: labels are scored by the first letters of a word: 's")
     assert f"warning: {warning}" in assay("check", spec).out
 
@@ -79,10 +79,10 @@ def test_a_check_warns_of_ids_that_several_documents_have(
     rows = [{"id": id, "own": n, "text": f"text {n}"} for n, id in enumerate("aba")]
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
     spec = write_spec(input={"path": str(corpus), "id": column})
-    found = assay("check", spec, "--documents", 0, "--json").json
-    assert found["repeated_ids"] == repeated
+    result = assay("check", spec, "--documents", 0, "--json").json
+    assert result["repeated_ids"] == repeated
     line = "input.id: 2 of the first 3 documents share their id with another document"
-    assert any(each.startswith(line) for each in found["warnings"]) == bool(repeated)
+    assert any(each.startswith(line) for each in result["warnings"]) == bool(repeated)
 
 
 def test_a_question_of_several_labels_that_names_none_is_shown_as_it_is_asked(

@@ -1,4 +1,4 @@
-"""`export --head --why` says what transformers' own greedy decoding gives after each prompt."""
+"""`export --head --why` prints what transformers' own greedy decoding gives after each prompt."""
 
 from __future__ import annotations
 
@@ -96,5 +96,5 @@ def test_what_asks_no_language_model_has_no_continuation(
 def test_of_a_cascade_the_stage_that_decided_is_asked() -> None:
     names = ["other", "toxic", "toxic", "last"]
     steps: Any = [SimpleNamespace(task=name, number=n) for n, name in enumerate(names)]
-    found = [_deciding(steps, "toxic", stage).number for stage in (1, 2, None)]  # type: ignore[attr-defined]
-    assert found == [1, 2, 2] and _deciding(steps, "last", None) is steps[3]
+    numbers = [_deciding(steps, "toxic", stage).number for stage in (1, 2, None)]  # type: ignore[attr-defined]
+    assert numbers == [1, 2, 2] and _deciding(steps, "last", None) is steps[3]

@@ -69,12 +69,12 @@ def report(folder: Path, write_spec: WriteSpec, assay: Assay) -> Report:
 
 
 def write_gold(folder: Path) -> str:
-    """Gold by which every document of `books` is clean, whatever the answer says."""
+    """Gold by which every document of `books` is clean, whatever the answer is."""
     rows = open_labels(str(folder / "out")).to_table().to_pylist()
-    lines, found = [], {row["doc_id"]: row for row in rows}
+    lines, rows_by_id = [], {row["doc_id"]: row for row in rows}
     for file in (folder / "in").glob("*.jsonl"):
         for row in map(json.loads, file.read_text().splitlines()):
-            answer = found[row["id"]]["toxic"]["label"]
+            answer = rows_by_id[row["id"]]["toxic"]["label"]
             truth = "clean" if row["source"] == "books" else answer
             lines.append(json.dumps({"id": row["id"], "text": row["text"], "toxic": truth}))
     path = folder / "gold.jsonl"
@@ -142,7 +142,7 @@ def test_groups_do_not_change_the_thresholds_of_the_rule(report: Report, folder:
     assert grouped["by"] == "topic.label, doc.source" and grouped["by"] in page
 
 
-def test_a_rule_that_stops_at_missing_answers_says_so(report: Report) -> None:
+def test_a_rule_that_stops_at_missing_answers_is_reported(report: Report) -> None:
     _, page = report(filter={"keep": "toxic.p.toxic < 0.5"})
     assert "The filter stops, because 3 of 90 documents have no answer (empty 3)" in page
     assert "on_error is fail" in page

@@ -1,4 +1,4 @@
-"""Answers that may mean nothing are named in one line."""
+"""Answers that may be meaningless are named in one line."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def test_where_nothing_is_judged_the_next_step_is_named() -> None:
         (AnswerFacts({"a": "x"}, 0.0), ["t: labels are", "t: mass is"]),
     ],
 )
-def test_a_check_names_answers_that_say_little(facts: AnswerFacts, lines: list[str]) -> None:
+def test_a_check_names_answers_that_are_unreliable(facts: AnswerFacts, lines: list[str]) -> None:
     answers = {"good": AnswerFacts({}, 0.9), "t": facts}
     findings: Any = SimpleNamespace(answers=answers, repeated_ids=0, ids_read=9)
-    found = list(check_doubts(findings))
-    assert [line[: len(start)] for line, start in zip(found, lines, strict=True)] == lines
+    doubts = list(check_doubts(findings))
+    assert [line[: len(start)] for line, start in zip(doubts, lines, strict=True)] == lines

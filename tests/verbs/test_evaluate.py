@@ -66,9 +66,9 @@ def test_scores_are_those_of_the_raw_files_and_every_row_is_counted(
 
 def test_gates_decide_the_exit_code_after_the_report(bench: Bench) -> None:
     gold = bench.write(bench.gold())
-    bench.says(publish={"gates": ["toxic.f1 >= 0", "topic.brier <= 1"]})
+    bench.set_keys(publish={"gates": ["toxic.f1 >= 0", "topic.brier <= 1"]})
     bench.evaluate(gold)
-    bench.says(publish={"gates": ["toxic.f1 >= 0", "toxic.auroc > 0.99"]})
+    bench.set_keys(publish={"gates": ["toxic.f1 >= 0", "toxic.auroc > 0.99"]})
     shown = bench.evaluate(gold, "--precision", 0.5, code=1).out
     assert "macro F1" in shown and "FAILED: toxic.auroc > 0.99 (it is 0." in shown
     # — gates of tasks that are not asked for are not decided; one of a task without gold fails
@@ -76,7 +76,7 @@ def test_gates_decide_the_exit_code_after_the_report(bench: Bench) -> None:
     of_topic = bench.write([{"id": row["id"], "topic": row["topic"]} for row in bench.gold()])
     shown = bench.evaluate(of_topic, code=1).out
     assert "FAILED: toxic.f1 >= 0 (not judged: " in shown
-    bench.says(publish={"gates": ["toxic.f1 => 0.8"]})
+    bench.set_keys(publish={"gates": ["toxic.f1 => 0.8"]})
     error = bench.evaluate(gold, code=2).error
     assert error.startswith("publish.gates.0: write TASK.METRIC") and " in " in error
 
@@ -93,7 +93,7 @@ def test_gold_may_have_other_column_names_and_values(bench: Bench) -> None:
     renames = {"toxic": "a=b", "clean": 0}
     renamed = [{"doc": row["id"], "rude": renames[row["toxic"]]} for row in rows]
     gold = {"id": "doc", "columns": {"toxic": "rude"}, "values": {"a=b": "toxic", "0": "clean"}}
-    bench.says(gold={**gold, "path": bench.write(renamed, "other.csv")})
+    bench.set_keys(gold={**gold, "path": bench.write(renamed, "other.csv")})
     report = bench.assay("eval", bench.spec, "--json").json
     assert report["tasks"].keys() == {"toxic"} and report["without_gold"] == ["topic"]
     for each in plain["toxic"]["mislabelled"]:
@@ -121,9 +121,9 @@ def test_each_problem_with_gold_is_one_line(bench: Bench) -> None:
         ({"columns": {"toxic": "rude"}}, "gold.columns.toxic: "),
         ({"id": "id", "text": "text"}, "gold: rows are matched by id or by text"),
     ):
-        bench.says(gold=gold)
+        bench.set_keys(gold=gold)
         assert line(rows).startswith(place)
-    bench.says(gold={})
+    bench.set_keys(gold={})
     assert line(rows, "--precision", "90").startswith("--precision: write a share")
     assert "there is no such file" in bench.evaluate(bench.folder / "nowhere.csv", code=2).error
     assert "nor an output of assay" in bench.evaluate(bench.folder / "no-output", code=2).error
@@ -202,7 +202,7 @@ def test_the_answers_of_another_output_are_gold_with_soft_targets(bench: Bench) 
 
 
 def test_an_output_evaluated_against_itself_is_correct(bench: Bench) -> None:
-    bench.says(publish={"gates": ["topic.accuracy >= 1"]})
+    bench.set_keys(publish={"gates": ["topic.accuracy >= 1"]})
     toxic = bench.evaluate(bench.output, "--json").json["tasks"]["toxic"]
     assert toxic["rows"]["evaluated"] == FILES * (ROWS - 1) and toxic["mislabelled"] == []
 
@@ -215,9 +215,9 @@ def gold_of(bench: Bench, rows: Sequence[Mapping[str, Any]]) -> Gold:
 
 
 def test_repeated_gold_counts_once_and_of_several_labels_the_most_frequent(bench: Bench) -> None:
-    said = [(1, "toxic"), (2, "clean"), ("1", "toxic"), (3, "clean"), (3, "toxic"), (3, "toxic")]
-    said += [(4, None), (5, "clean"), (5, "toxic")]
-    gold = gold_of(bench, [{"id": id, "toxic": label} for id, label in said])
+    votes = [(1, "toxic"), (2, "clean"), ("1", "toxic"), (3, "clean"), (3, "toxic"), (3, "toxic")]
+    votes += [(4, None), (5, "clean"), (5, "toxic")]
+    gold = gold_of(bench, [{"id": id, "toxic": label} for id, label in votes])
     assert gold.keys == ("1", "2", "3", "4", "5")
     assert gold.tasks["toxic"].truth.tolist() == [1, 0, 1, UNLABELLED, UNLABELLED]
     assert (gold.counts.repeated, gold.counts.outvoted, gold.texts) == (4, 1, None)
@@ -245,7 +245,7 @@ def test_rows_of_one_document_complete_each_other_and_a_tie_is_of_its_task_alone
 
 def test_gold_of_a_repeated_text_is_evaluated_once(bench: Bench) -> None:
     """The documents of white space alone, one a file, are of one text and have no answer."""
-    bench.says(gold={"text": "text"})
+    bench.set_keys(gold={"text": "text"})
     gold = bench.write([{"text": "  ", "toxic": "clean"}, {**bench.gold()[0]}])
     report = bench.evaluate(gold, "--task", "toxic", "--json").json
     assert report["repeated_in_corpus"] == FILES - 1 and report["in_corpus"] == 2

@@ -64,8 +64,8 @@ def joined(folder: Path, *, with_text: bool) -> list[tuple[Any, ...]]:
     columns += ["i.text"] * with_text
     for task in sorted(LABELS):
         p = [f"{task}.p.{label}" for label in LABELS[task]]
-        rest = [f"{task}.{name}" for name in ("mass", "margin", "n_tokens", "n_chunks")]
-        columns += [f"{task}.label::varchar", *p, *rest, f"{task}.status::varchar"]
+        measures = [f"{task}.{name}" for name in ("mass", "margin", "n_tokens", "n_chunks")]
+        columns += [f"{task}.label::varchar", *p, *measures, f"{task}.status::varchar"]
     answers = " ".join(
         f"join '{folder}/out/labels/{task}/*/*/*.parquet' {task} using (doc_id)" for task in LABELS
     )
@@ -89,9 +89,9 @@ def test_an_export_equals_a_join_of_the_raw_files(
     folder: Path, to: str, format: TableFormat, with_text: bool
 ) -> None:
     result = run(folder, to, with_text=with_text)
-    wanted = joined(folder, with_text=with_text)
-    found = rows_of(result)
-    assert found == wanted and len(found) == 90
+    expected = joined(folder, with_text=with_text)
+    rows = rows_of(result)
+    assert rows == expected and len(rows) == 90
     files = 9 if to.endswith("/") else 1
     assert (result.rows, result.files, result.created) == (90, files, files)
     assert result.complete and result.format == format
@@ -100,8 +100,8 @@ def test_an_export_equals_a_join_of_the_raw_files(
 def test_columns_of_the_input_are_added_and_a_missing_one_is_named(folder: Path) -> None:
     result = run(folder, "a.jsonl", columns=("id",))
     # — the name of the column of documents comes first
-    found = duckdb.sql(f"select doc_id, doc_id_2 from '{result.to}'").fetchall()
-    assert len(found) == 90 and all(own == of_input for own, of_input in found)
+    rows = duckdb.sql(f"select doc_id, doc_id_2 from '{result.to}'").fetchall()
+    assert len(rows) == 90 and all(own == of_input for own, of_input in rows)
     assert run(folder, "there/", columns=("id",)).created == 9
     with pytest.raises(SpecError, match=r"^columns: .* \(got 'year'\)$"):
         run(folder, "b.csv", columns=("year",))
@@ -264,12 +264,16 @@ def test_a_partial_snapshot_is_exported_with_exit_code_3(folder: Path, assay: As
     publish(store, "job", tasks, shards, done, created_at="2026-11-02")
     (folder / "spec.json").write_text(json.dumps(toy_spec(folder)))
     command = "export", folder / "spec.json", "--to", folder / "a.jsonl"
-    told = assay(*command, "--json", code=3).json
+    result = assay(*command, "--json", code=3).json
     missing = sum(shard.rows for shard in shards[7:])
-    assert (told["missing_rows"], told["rows"], told["complete"]) == (missing, 90 - missing, False)
+    assert (result["missing_rows"], result["rows"], result["complete"]) == (
+        missing,
+        90 - missing,
+        False,
+    )
     assert len((folder / "a.jsonl").read_text().splitlines()) == 90 - missing
     p_clean = {"name": "toxic_p_clean", "source": ["toxic", "p", "clean"], "type": "float"}
-    assert p_clean in told["columns"]
+    assert p_clean in result["columns"]
     shown = assay(*command, "--overwrite", code=3).out
     assert f"the snapshot leaves out {missing} documents" in shown
 
@@ -286,8 +290,8 @@ def test_a_bucket_gets_the_same_rows(moto: Server, folder: Path, to: str) -> Non
         files.get_file(name, str(folder / f"copy-{number:02d}.parquet"))
     copies = sorted(str(path) for path in folder.glob("copy-*.parquet"))
     columns = ", ".join(f'"{column.name}"' for column in result.columns)
-    found = duckdb.sql(f"select {columns} from read_parquet({copies}) order by path, row")
-    assert found.fetchall() == joined(folder, with_text=True)
+    rows = duckdb.sql(f"select {columns} from read_parquet({copies}) order by path, row")
+    assert rows.fetchall() == joined(folder, with_text=True)
     if to == "a.parquet":
         with pytest.raises(SpecError, match="to: exists"):
             export(spec, options, cache_dir=folder / "cache")

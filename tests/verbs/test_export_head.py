@@ -54,17 +54,17 @@ def test_the_rows_are_those_of_a_plain_query_with_their_texts(
     folder: Path, where: str, most: int
 ) -> None:
     labels = open_labels(str(folder / "out"))
-    wanted = {
+    expected = {
         row["doc_id"]: row
         for row in duckdb.sql(f"select * from labels where {where}").to_arrow_table().to_pylist()
     }
-    assert labels.snapshot == 1 and len(wanted) > 2
-    found, texts = rows_of(folder, where=where, head=most), texts_of(folder)
-    assert len(found) == min(most, len(wanted)) == len({row["doc_id"] for row in found})
-    for row in found:
+    assert labels.snapshot == 1 and len(expected) > 2
+    rows, texts = rows_of(folder, where=where, head=most), texts_of(folder)
+    assert len(rows) == min(most, len(expected)) == len({row["doc_id"] for row in rows})
+    for row in rows:
         assert row.pop("_text") == texts[row["doc_id"]][:TEXT_CHARS]
-        assert row == wanted[row["doc_id"]]
-    assert found == sorted(found, key=lambda row: (row["path"], row["row"]))
+        assert row == expected[row["doc_id"]]
+    assert rows == sorted(rows, key=lambda row: (row["path"], row["row"]))
 
 
 def test_columns_of_the_input_are_in_the_scope_of_the_condition_and_in_the_rows(
@@ -104,9 +104,9 @@ def test_a_document_that_is_hostile_is_shown_harmlessly(folder: Path, assay: Ass
 
 def test_json_has_flat_columns(folder: Path, assay: Assay) -> None:
     where = "doc_id = '2-7' or doc_id = '2-8'"
-    told = assay("export", folder / "spec.json", "--head", 9, "--where", where, "--json").json
-    assert (told["spec"], told["snapshot"], told["documents"]) == ("job", 1, 90)
-    empty, answered = told["rows"]
+    result = assay("export", folder / "spec.json", "--head", 9, "--where", where, "--json").json
+    assert (result["spec"], result["snapshot"], result["documents"]) == ("job", 1, 90)
+    empty, answered = result["rows"]
     assert (empty["doc_id"], empty["toxic"], empty["toxic_p_clean"]) == ("2-7", None, None)
     assert answered["text"] == texts_of(folder)["2-8"] and answered["toxic_status"] == "ok"
     assert answered["toxic_p_toxic"] + answered["toxic_p_clean"] == pytest.approx(1, abs=1e-6)

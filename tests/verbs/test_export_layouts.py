@@ -30,8 +30,10 @@ def test_spans_of_dolma_are_those_of_the_answer_and_of_several_labels_the_text()
     _, attributes = layout_files("dolma", "a", flat, "job")
     with duckdb.connect() as database:
         database.register("exported", flatten(rows, flat))
-        [[found]] = database.sql(f"select attributes from ({attributes.query})").fetchall()
-    spans = {name: json.loads(value) for name, value in found.items()}
+        [[attributes_of_a]] = database.sql(
+            f"select attributes from ({attributes.query})"
+        ).fetchall()
+    spans = {name: json.loads(value) for name, value in attributes_of_a.items()}
     assert spans == {
         "job__topic__art": [[5, 9, 0.25]],
         "job__topic__law": [[5, 9, 0.75]],

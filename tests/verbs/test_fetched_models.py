@@ -1,4 +1,4 @@
-"""`check` fetches a model once, whole; a model that cannot be had is one line.
+"""`check` fetches a model once, whole; a model that is not available is one line.
 
 The Hub here is a stand-in on this machine (`fake_hub`): the real one cannot be reached by a test.
 """

@@ -52,7 +52,9 @@ def test_after_fit_and_run_the_same_gold_judges_nothing_in_any_command(
     assert quality["scores"] is None and "nothing is judged" in page.read_text()
 
 
-def test_a_gold_whose_texts_lost_their_line_breaks_is_known(corpus: Corpus, assay: Assay) -> None:
+def test_gold_texts_without_their_line_breaks_are_recognised_as_fitted(
+    corpus: Corpus, assay: Assay
+) -> None:
     """A spreadsheet strips them; the documents are found by their ids."""
     corpus.write("d", [f"{text}\n" for text in TEXTS])
     of_people = [{"id": f"d-{n}", "text": TEXTS[n], "toxic": LABELS[n]} for n in range(100)]
@@ -77,14 +79,14 @@ def test_a_superset_is_judged_by_its_other_rows_if_there_are_enough(
     few = judged(60 + LEAST_ROWS - 1, code=1)
     assert few["scores"] is None and few["rows"]["evaluated"] == LEAST_ROWS - 1
     assert few["cross_validated"]["auroc"]["value"] is not None
-    enough, alone = judged(60 + LEAST_ROWS), judged(60, 60 + LEAST_ROWS)
-    assert enough["rows"] | {"fitted": 60, "evaluated": LEAST_ROWS} == enough["rows"]
-    assert enough["scores"] == alone["scores"] and alone["rows"]["fitted"] == 0
-    accuracy = enough["scores"]["headlines"]["accuracy"]
+    sufficient, alone = judged(60 + LEAST_ROWS), judged(60, 60 + LEAST_ROWS)
+    assert sufficient["rows"] | {"fitted": 60, "evaluated": LEAST_ROWS} == sufficient["rows"]
+    assert sufficient["scores"] == alone["scores"] and alone["rows"]["fitted"] == 0
+    accuracy = sufficient["scores"]["headlines"]["accuracy"]
     assert accuracy["low"] <= 0.5 <= accuracy["high"], "the labels are random"
 
 
-def test_rows_that_a_fit_holds_out_are_judged_without_being_told(
+def test_rows_that_a_fit_holds_out_are_judged_without_an_option(
     corpus: Corpus, assay: Assay
 ) -> None:
     words = corpus.spec_file, "--gold", gold_of(corpus, range(DOCUMENTS))

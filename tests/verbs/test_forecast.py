@@ -1,4 +1,4 @@
-"""A dry run says what is left to do, and how long that takes at the speed of the last run."""
+"""A dry run reports what is left to do, and how long that takes at the speed of the last run."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_gold_that_was_chosen_because_it_is_hard_is_named_and_never_gated_on(
     assert printed.count(warning) == 1
     assert f"{chosen[0]} " in printed and "labels that people gave to documents of a re" in printed
     gates = ["toxic.accuracy >= 0", "toxic.brier <= 1", "toxic.recall.toxic >= 0"]
-    bench.says(gold={"path": str(gold)}, publish={"gates": gates})
+    bench.set_keys(gold={"path": str(gold)}, publish={"gates": gates})
     shown = bench.evaluate(gold, code=1).out
     for gate in gates:
         assert f"FAILED: {gate} (not judged: a review chose the documents of {gold} not" in shown
@@ -50,7 +50,7 @@ def test_gold_that_was_chosen_because_it_is_hard_is_named_and_never_gated_on(
 
 
 def test_gold_of_random_documents_is_gated_on(bench: Bench) -> None:
-    bench.says(publish={"gates": ["toxic.accuracy >= 0"]})
+    bench.set_keys(publish={"gates": ["toxic.accuracy >= 0"]})
     assert "not at random" not in bench.evaluate(reviewed(bench, "random")).out
 
 

@@ -29,7 +29,7 @@ DOCUMENTS = [[(7 * i + n) % 300 for i in range(n)] for n in (40, 3, 1, 17)]
 
 def alone(model: LoadedModel, layers: list[int]) -> NDArray[np.float32]:
     """[docs, layers, kinds, hidden], one forward for every document and suffix."""
-    found = []
+    by_document = []
     with torch.inference_mode(), plain_attention(model.network, "eager"):
         for document in DOCUMENTS:
             of_document = []
@@ -40,8 +40,10 @@ def alone(model: LoadedModel, layers: list[int]) -> NDArray[np.float32]:
                 ).hidden_states
                 of_document.append(torch.stack([states[layer][0] for layer in layers]))
             own = of_document[0][:, len(PREFIX) : len(PREFIX) + len(document)].mean(dim=1)
-            found.append(torch.stack([*(states[:, -1] for states in of_document), own], dim=1))
-    return torch.stack(found).numpy()
+            by_document.append(
+                torch.stack([*(states[:, -1] for states in of_document), own], dim=1)
+            )
+    return torch.stack(by_document).numpy()
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text", "qwen3_5_text", "falcon_h1"])
@@ -52,9 +54,9 @@ def test_states_are_those_of_independent_prompts(
     layers = list(range(1, model.layers + 1))
     expected, done = alone(model, layers), list[int]()
     options = {"layers": layers, "max_batch_tokens": 50, "on_documents": done.append}
-    found = document_states(model, PREFIX, SUFFIXES, DOCUMENTS, folder=tmp_path, **options)
+    actual = document_states(model, PREFIX, SUFFIXES, DOCUMENTS, folder=tmp_path, **options)
     assert not list(tmp_path.iterdir()) and done[-1] == len(DOCUMENTS)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
 def test_states_of_many_rows_and_tasks_are_read_and_fitted_without_all_of_them_in_memory(

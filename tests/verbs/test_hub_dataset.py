@@ -46,7 +46,7 @@ def filtered(folder: Path, keep: str) -> Any:
 
 
 def split_of(files: Mapping[str, bytes], config: str = "default") -> list[str]:
-    """The files of the split of a configuration, as the card says."""
+    """The files of the split of a configuration, as the card has them."""
     header = yaml.safe_load(files["README.md"].decode().split("---")[1])
     [own] = [each for each in header["configs"] if each["config_name"] == config]
     [split] = own["data_files"]
@@ -110,7 +110,7 @@ def test_a_branch_that_does_not_exist_is_a_mistake_of_the_option(
         exported(folder, f"{URL}@absent")
 
 
-def test_who_may_not_write_and_who_is_too_late(
+def test_a_conflict_is_retried_and_a_token_that_may_not_write_is_one_line(
     folder: Path, hub: FakeHub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub.conflicts = 1

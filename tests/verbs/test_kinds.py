@@ -125,8 +125,8 @@ def test_a_label_without_enough_gold_stops_a_fit_by_name(corpus: Corpus, assay: 
     rows = [f"d-{n},{'law' if n % 2 else '-'}" for n in range(20)]
     gold.write_text("\n".join(["id,topic", *rows]))
     command = "fit", corpus.spec_file, "--gold", gold
-    said = assay(*command, code=2).err
-    assert "label 'a/b' of task topic has 0 documents, and one is needed in each of 5" in said
+    error = assay(*command, code=2).err
+    assert "label 'a/b' of task topic has 0 documents, and one is needed in each of 5" in error
     shown = assay(*command, "--task", "topic.law", "--to", to).out
     assert "topic: a readout for each label, yes or no" in shown
     assert parse_readout(to.read_bytes()).card.task == "topic.law"

@@ -122,10 +122,10 @@ def test_ids_are_found_whichever_type_they_have(folder: Path) -> None:
     finish_folder(folder, "2")
     lance.write_dataset(pa.table({"id": pa.array([7, 99, 5], pa.float64())}), folder / "a.lance")
     run(folder, f"lance+{folder}/a.lance")
-    found = lance.dataset(folder / "a.lance").to_table()["toxic"].to_pylist()
+    labels = lance.dataset(folder / "a.lance").to_table()["toxic"].to_pylist()
     expected(folder)
     toxic = dict(duckdb.sql(f"select doc_id, toxic from '{folder}/plain.parquet'").fetchall())
-    assert found == [toxic["7"], None, toxic["5"]]
+    assert labels == [toxic["7"], None, toxic["5"]]
 
 
 def test_a_dataset_that_is_the_input_gets_columns_however_it_is_spelled(
@@ -176,5 +176,5 @@ def test_a_dataset_in_a_bucket_is_written_with_the_storage_options(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", own.pop("secret"))
     run(folder, f"lance+{url}", toy_spec(folder, storage_options=own))
     run(folder, f"lance+{dataset}")
-    there = lance.dataset(url, storage_options=native_options(url, own)).to_table()
-    assert there.equals(lance.dataset(dataset).to_table())
+    stored = lance.dataset(url, storage_options=native_options(url, own)).to_table()
+    assert stored.equals(lance.dataset(dataset).to_table())

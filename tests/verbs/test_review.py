@@ -41,7 +41,7 @@ def labels(session: Session, times: int, label: str = "clean") -> list[dict[str,
         ("--task tone", "--task: the spec has no such task; it has toxic, topic (got 'tone')"),
         ("--by most", "--by: "),
         ("--by audit --where true", "--where: a part of an audit's sample is no sample"),
-        ("--by audit", "--task: an audit asks drop or keep, of the filter and not of a task"),
+        ("--by audit", "--task: an audit labels drop or keep for the filter, not for a task"),
         ("--port 0", "--port: write a number above 0 (got 0)"),
         ("--host 0.0.0.0", "--host: write the address or name under which others reach"),
         ("--to gold.csv", "--to: end the name in .jsonl (got 'gold.csv')"),
@@ -121,9 +121,9 @@ def test_stored_answers_are_shown_and_decide_after_the_diverse_documents(
         assert [*line["shown"].p.values()] == pytest.approx(expected.tolist())
         assert line["shown"].fp == Fingerprint({"task": "toxic"}).id
     margins = {str(n): abs(p[0] - p[1]) for n, p in enumerate(known.p["toxic"][:560])}
-    seen = {line["doc_id"] for line in lines[:DIVERSE]}
+    diverse = {line["doc_id"] for line in lines[:DIVERSE]}
     assert margins[lines[-2]["doc_id"]] == min(
-        margin for doc_id, margin in margins.items() if doc_id not in seen
+        margin for doc_id, margin in margins.items() if doc_id not in diverse
     )
 
 
@@ -155,7 +155,7 @@ def test_where_shows_only_documents_that_the_condition_accepts(
     known: Known, tmp_path: Path
 ) -> None:
     where = "toxic.p.toxic > .9 and language.label = 'French'"
-    meant = {
+    expected = {
         text
         for text, p, language in zip(
             known.texts, known.p["toxic"], known.p["language"], strict=True
@@ -164,10 +164,10 @@ def test_where_shows_only_documents_that_the_condition_accepts(
     }
     options = ReviewOptions(str(tmp_path / "gold.jsonl"), "toxic", where=where)
     with open_review(spec_of(known), options, cache_dir=tmp_path / "cache") as session:
-        assert {document.text for document in session.pool.documents} == meant
-        assert {line["shown"].chosen for line in labels(session, len(meant))} == {"where"}
+        assert {document.text for document in session.pool.documents} == expected
+        assert {line["shown"].chosen for line in labels(session, len(expected))} == {"where"}
         result = reviewed(session)
-    assert (result.labels, result.by_label) == (len(meant), {"toxic": 0, "clean": len(meant)})
+    assert (result.labels, result.by_label) == (len(expected), {"toxic": 0, "clean": len(expected)})
 
 
 @pytest.mark.parametrize(

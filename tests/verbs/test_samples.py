@@ -31,8 +31,8 @@ def written(write_spec: Callable[..., Path], tmp_path: Path) -> Callable[[list[o
         rows = [json.dumps({"id": f"d{i}", "text": text}) for i, text in enumerate(texts)]
         corpus.write_text("\n".join(rows) + "\n")
         spec = load_spec(write_spec(input={"path": str(corpus), "id": "id"}))
-        found = find_objects(str(corpus), tmp_path / "cache")
-        shards = [s for o in found for s in cut(o, Columns("text", "id"), 2 * len(rows[0]))]
+        objects = find_objects(str(corpus), tmp_path / "cache")
+        shards = [s for o in objects for s in cut(o, Columns("text", "id"), 2 * len(rows[0]))]
         tokenizer = load_tokenizer(Path(spec.model.path))
         return shards, DocumentReader(DocumentTokenizer(tokenizer), spec.documents), spec
 

@@ -58,10 +58,10 @@ def test_after_a_run_each_document_is_done_or_failed(
     spec_file: Path, tmp_path: Path, assay: Assay
 ) -> None:
     assert main_of_toy(["run", str(spec_file)]) == 0
-    found = assay("status", spec_file, "--json").json
+    result = assay("status", spec_file, "--json").json
     counts = {"done": DOCS - 1, "missing": 0, "failed": 1, "skipped": 0}
-    assert found["tasks"] == {"toxic": counts, "topic": counts}
-    assert (found["documents"], found["snapshot"], found["eta_s"]) == (DOCS, 1, 0.0)
+    assert result["tasks"] == {"toxic": counts, "topic": counts}
+    assert (result["documents"], result["snapshot"], result["eta_s"]) == (DOCS, 1, 0.0)
     words = assay("status", spec_file).words
     assert "snapshot 00000001 time left nothing is missing" in words and "rate" not in words
     corpus = tmp_path / "corpus.jsonl"
@@ -102,13 +102,13 @@ def test_what_is_deleted_of_one_task_is_missing_in_that_task(
         for number, file in enumerate(sorted((labels / task).rglob("*.parquet"))):
             os.utime(file, (now - 100 + number, now - 100 + number))
     next((labels / "topic").rglob("*.parquet")).unlink()
-    found = status(load_spec(str(spec_file)), cache_dir=tmp_path)
-    assert found.tasks["toxic"] == TaskStatus(done=DOCS - 1, missing=0, failed=1)
-    missing = found.tasks["topic"].missing
+    result = status(load_spec(str(spec_file)), cache_dir=tmp_path)
+    assert result.tasks["toxic"] == TaskStatus(done=DOCS - 1, missing=0, failed=1)
+    missing = result.tasks["topic"].missing
     assert 0 < missing < DOCS
-    assert found.tasks["topic"].done + found.tasks["topic"].failed == DOCS - missing
-    assert found.docs_per_s is not None
-    assert found.eta_s == pytest.approx(missing / found.docs_per_s)
+    assert result.tasks["topic"].done + result.tasks["topic"].failed == DOCS - missing
+    assert result.docs_per_s is not None
+    assert result.eta_s == pytest.approx(missing / result.docs_per_s)
 
 
 @given(

@@ -43,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @dataclass(frozen=True)
 class Table:
-    """A place for an export, and what its format's log says about it."""
+    """A place for an export, and its entries in its format's log."""
 
     to: str
     files: Callable[[], list[str]]  # of the last version
@@ -55,7 +55,7 @@ class Table:
     def all(self) -> list[Row]:
         return rows_of(self.files())
 
-    def add_stranger(self, *_: object) -> None:
+    def add_foreign_row(self, *_: object) -> None:
         """Adds a row as another program does."""
         row = f"select * replace ('of another program' as doc_id) from read_parquet({self.files()})"
         self.append(duckdb.sql(f"{row} limit 1").to_arrow_table())
@@ -65,7 +65,7 @@ def delta_table(folder: Path) -> Table:
     place = folder / "delta"
 
     def files() -> list[str]:
-        """As the protocol says: what is added, and not removed."""
+        """By the protocol: what is added, and not removed."""
         live: dict[str, None] = {}
         for log in sorted((place / "_delta_log").glob("*.json")):
             for action in map(json.loads, log.read_text().splitlines()):
@@ -136,7 +136,7 @@ def test_a_later_snapshot_replaces_its_documents_and_keeps_other_rows(
     folder: Path, table: Table
 ) -> None:
     run(folder, table.to)
-    table.add_stranger()
+    table.add_foreign_row()
     [kept] = [row for row in table.all if "of another program" in row]
     finish_folder(folder, "2")
     run(folder, table.to, columns=("id",))
@@ -174,7 +174,7 @@ def test_rows_that_another_export_commits_in_the_middle_are_there_once(
     attempts = in_the_middle(monkeypatch, act)
     run(folder, table.to)
     assert attempts == [0, 1] and done == [1, 0]
-    assert table.all == wanted
+    assert table.all == rows
 
 
 def test_a_table_that_others_keep_changing_is_left_to_a_later_run(

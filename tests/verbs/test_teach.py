@@ -69,8 +69,8 @@ def whole_labels(corpus: Corpus, task: dict[str, Any], model: dict[str, Any]) ->
     return labels_of(whole, task["name"])
 
 
-def agreement(found: list[Any], whole: list[Any]) -> float:
-    return float(np.mean([a == b for a, b in zip(found, whole, strict=True)]))
+def agreement(labels: list[Any], whole: list[Any]) -> float:
+    return float(np.mean([a == b for a, b in zip(labels, whole, strict=True)]))
 
 
 def test_a_run_teaches_readouts_of_an_early_layer(corpus: Corpus) -> None:
@@ -83,8 +83,8 @@ def test_a_run_teaches_readouts_of_an_early_layer(corpus: Corpus) -> None:
         assert proved.thresholds is not None, proved.words
         assert (proved.layer, proved.cost, proved.max_tokens) == (1, 0.5, None)
         assert result.decided_by_stage[task]["1"] > DOCUMENTS / 2
-        found = labels_of(corpus, task)
-        assert agreement(found, whole_labels(corpus, own, corpus.model)) >= proved.promise["agree"]
+        labels = labels_of(corpus, task)
+        assert agreement(labels, whole_labels(corpus, own, corpus.model)) >= proved.promise["agree"]
     readout = parse_readout(corpus.store.read(result.certificates["form"].readout))
     assert (readout.card.layer, readout.card.task) == (1, "form")
     corpus.verify()
@@ -99,7 +99,7 @@ def test_a_run_teaches_readouts_of_an_early_layer(corpus: Corpus) -> None:
     assert again.snapshot == result.snapshot and not again.documents_read_by_model
 
 
-def test_a_teacher_answers_the_sample_and_what_is_not_sure(
+def test_a_teacher_answers_the_sample_and_what_is_uncertain(
     corpus: Corpus,
     make_network: Callable[..., Any],
     byte_tokenizer: PreTrainedTokenizerFast,
@@ -118,7 +118,7 @@ def test_a_teacher_answers_the_sample_and_what_is_not_sure(
     found = labels_of(corpus, "form")
     assert agreement(found, whole_labels(corpus, asked, teacher)) >= AGREE["agree"]
     corpus.verify()
-    # — readouts of one model are none of another, whoever teaches
+    # — readouts of one model are not those of another, with any teacher
     make_network("qwen3").save_pretrained(tmp_path / "other")
     byte_tokenizer.save_pretrained(tmp_path / "other")
     corpus.model = read_in_float32(tmp_path / "other")

@@ -78,7 +78,7 @@ def collisions(
 
 
 def is_fragment(token: str, verbalizers: Iterable[str]) -> bool:
-    """Whether a label's first token says little: one or two characters that end inside a word.
+    """Whether a label's first token is ambiguous: one or two characters that end inside a word.
 
     Args:
         token: The token as text.

@@ -37,7 +37,7 @@ _TURN, _ANSWER = "\ue0d2", "\ue0d3"
 _OPENED = re.compile(r"<(think\w*|reason\w*)>\s*$")  # a prompt that ends where a model thinks
 
 
-# Part of each piece that replaces a control token: a text cannot contain what nobody can guess.
+# Part of each piece that replaces a control token: random, so that no text contains it.
 _UNGUESSABLE = secrets.token_hex(8)
 # Characters that are tokenised at once: each token takes some hundred bytes until it is a number.
 _BATCH_CHARS = 500_000
@@ -91,9 +91,9 @@ class DocumentTokenizer:
 def control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Special tokens, and added tokens that the chat template writes or the tokenizer declares.
 
-    The token of unknown letters is one of them: text may need it, but may not write it. Whitespace
-    that is not special, such as Gemma's runs of line breaks, which templates write as ordinary
-    text, is not a control token.
+    The unknown token is one of them: a text may be encoded to it, but may not contain its written
+    form. Whitespace that is not special, such as Gemma's runs of line breaks, which templates write
+    as ordinary text, is not a control token.
     """
     written = _template_text(tokenizer)
     # — only newer versions of transformers have it
@@ -141,7 +141,7 @@ def _template_text(tokenizer: PreTrainedTokenizerBase) -> str:
     if render is None:
         return ""
     sources = tokenizer.chat_template
-    # — with several templates, all of them: the model knows the markers of each
+    # — with several templates, all of them: the model was trained with the markers of each
     texts = list(sources.values()) if isinstance(sources, dict) else [sources]
     for roles in _PROBES:
         with suppress(ModelError):
@@ -242,7 +242,7 @@ def chat_template(tokenizer: PreTrainedTokenizerBase) -> Render | None:
         assert isinstance(text, str), f"chat template gave {type(text).__name__}"
         return text
 
-    # — templates of models with images may know only the parts of a turn
+    # — templates of models with images may accept only the parts of a turn
     turn: Message = {"role": "user", "content": _TURN}
     with suppress(ModelError):
         if _TURN not in render([turn]) and _TURN in render([turn], in_parts=True):

@@ -34,7 +34,7 @@ class TokenCounter:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model whose attention is the tree's, and what the engine needs to know of it."""
+    """A model whose attention is the tree's, with the properties that the engine reads."""
 
     network: PreTrainedModel
     windows: frozenset[int | None]  # how many positions back its layers see; None: all

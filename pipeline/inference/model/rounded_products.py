@@ -100,7 +100,7 @@ class RoundedLinear(nn.Module):
 class Int8Linear(RoundedLinear):
     """A layer of 8-bit integers, on a CPU; its product is in float32."""
 
-    zeros: Tensor  # [outputs] int32: the zero points, which oneDNN asks for
+    zeros: Tensor  # [outputs] int32: the zero points, which oneDNN requires
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(linear)

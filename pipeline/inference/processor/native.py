@@ -2,7 +2,8 @@
 
 Entry points: `build`, which names the one for this processor; `attend_natively`; `normalise`,
 `rotate`, `gate` and `round_rows`. An installation without a C++ compiler has none, nor has a
-processor without AVX2 or NEON: torch's own functions take their place, and `assay check` says so.
+processor without AVX2 or NEON: torch's own functions take their place, and `assay check` reports
+it.
 
 `ASSAY_KERNELS` chooses another build that this processor can run; `off`: none.
 """

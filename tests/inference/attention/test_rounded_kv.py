@@ -96,12 +96,12 @@ def test_the_answers_are_those_below_a_rounded_cache(tiny_model: TinyModel, fami
     prompt = PromptTokens(some_ids(70, 2), (question,))
     documents = [some_ids(count, count) for count in (1, 9, 40)]
     engine = LabelEngine(replace(model, kv="int8"), prompt, max_batch_tokens=64)
-    (found,) = engine.label(documents).log_probs
+    (rounded,) = engine.label(documents).log_probs
     (exact,) = LabelEngine(model, prompt, max_batch_tokens=64).label(documents).log_probs
-    for document, row in zip(documents, found, strict=True):
+    for document, row in zip(documents, rounded, strict=True):
         expected = answers_below_a_rounded_cache(model, prompt, document)
         np.testing.assert_allclose(row, expected, atol=1e-4)
-    assert 1e-6 < np.abs(np.exp(found) - np.exp(exact)).max() < 0.02
+    assert 1e-6 < np.abs(np.exp(rounded) - np.exp(exact)).max() < 0.02
 
 
 def test_a_beam_reads_documents_that_are_kept_in_8_bits(tiny_model: TinyModel) -> None:
@@ -110,14 +110,14 @@ def test_a_beam_reads_documents_that_are_kept_in_8_bits(tiny_model: TinyModel) -
     question = Question("q", (3, 4), labels, beam=40)
     prompt = PromptTokens((), (question,))  # — nothing but the document is kept
     document = some_ids(50, 3)
-    found, exact = (
+    rounded, exact = (
         LabelEngine(replace(model, kv=kept), prompt, max_batch_tokens=256)
         .label([document])
         .log_probs[0]
         for kept in ("int8", "none")
     )
-    assert np.isfinite(found).all()
-    assert 0 < np.abs(np.exp(found) - np.exp(exact)).max() < 0.02
+    assert np.isfinite(rounded).all()
+    assert 0 < np.abs(np.exp(rounded) - np.exp(exact)).max() < 0.02
 
 
 def test_the_plan_counts_a_byte_for_each_number_that_is_kept(tiny_model: TinyModel) -> None:

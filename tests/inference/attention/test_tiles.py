@@ -219,7 +219,7 @@ def operations_are_the_plain_ones() -> None:
         x, gates, ups = (torch.randn(9, 6, 64).to(dtype) for _ in range(3))
         cos, sin = torch.randn(2, 9, 64).to(dtype)
         weight = torch.randn(64).to(dtype)
-        found: list[list[Tensor]] = []
+        results: list[list[Tensor]] = []
         fused = Operations(kernels.normalise, kernels.rotate, kernels.gate)
         for of, kind in ((fused, dtype), (PLAIN, torch.float32)):
             rotated = [x.to(kind) for _ in range(2)]
@@ -229,8 +229,8 @@ def operations_are_the_plain_ones() -> None:
             of.rotate(rotated[1], cos.to(kind), sin.to(kind), weight.to(kind), 1e-5)
             normed = of.normalise(x.flatten(0, 1).to(kind), weight.to(kind), 1e-5)
             gated = of.gate(gates.flatten(1).to(kind).clone(), ups.flatten(1).to(kind))
-            found.append([*rotated, normed, gated])
-        for actual, expected in zip(*found, strict=True):
+            results.append([*rotated, normed, gated])
+        for actual, expected in zip(*results, strict=True):
             within = 2 * torch.finfo(dtype).eps * float(expected.abs().max())
             torch.testing.assert_close(actual.float(), expected, rtol=0, atol=within)
 

@@ -56,8 +56,8 @@ def test_a_label_that_begins_another_is_refused_by_name(
     with pytest.raises(SpecError, match=r"label 'C' of 'lang' begins label 'C\+\+'") as caught:
         tokenise_prompt(byte_tokenizer, PromptSpec(), [task("lang", labels)])
     assert len(str(caught.value).splitlines()) == 1
-    told = {**labels, "C": ["plain C"]}
-    tokenise_prompt(byte_tokenizer, PromptSpec(), [task("lang", told)])
+    distinct = {**labels, "C": ["plain C"]}
+    tokenise_prompt(byte_tokenizer, PromptSpec(), [task("lang", distinct)])
     tokenise_prompt(byte_tokenizer, PromptSpec(), [task("lang", labels, length_penalty=1.0)])
 
 
@@ -78,7 +78,7 @@ def test_a_label_that_begins_another_is_refused_by_name(
         ("�", ["é"], False),
     ],
 )
-def test_a_token_of_two_letters_that_ends_inside_a_word_says_little(
+def test_a_token_of_two_letters_that_ends_inside_a_word_is_ambiguous(
     token: str, verbalizers: list[str], little: bool
 ) -> None:
     assert is_fragment(token, verbalizers) == little

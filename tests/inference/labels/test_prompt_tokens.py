@@ -1,4 +1,4 @@
-"""Prompts to tokens: labels stand where the model answers, and texts write no control tokens."""
+"""Prompts to tokens: labels are where the model answers, and texts write no control tokens."""
 
 from __future__ import annotations
 

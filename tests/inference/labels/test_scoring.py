@@ -67,7 +67,7 @@ def defined(trie: LabelTrie, log_softmax: Tensor) -> np.ndarray:  # [labels, doc
 
 
 @pytest.mark.parametrize("docs", [0, 1, 3, 127, 128, 129, 300])
-def test_a_label_has_the_sum_of_its_verbalizers_in_any_company(docs: int) -> None:
+def test_a_label_has_the_sum_of_its_verbalizers_beside_any_other_labels(docs: int) -> None:
     source = random.Random(docs)
     large = LabelTrie.of(some_labels(source, 90))
     tries = [*FIRST, large, LabelTrie.of(some_labels(source, 6), length_penalty=0.7)]

@@ -50,14 +50,14 @@ def test_what_a_narrow_beam_reaches_has_its_exact_log_probability(
     question = question_of(taxonomy(source), beam=beam)
     prompt = PromptTokens((1, 2), (question,))
     document = np.array([5, 6, 7], np.int32)  # as a shard has them
-    (found,) = LabelEngine(model, prompt, max_batch_tokens=500).label([document]).log_probs
+    (log_probs,) = LabelEngine(model, prompt, max_batch_tokens=500).label([document]).log_probs
     asked = (model, (1, 2), [5, 6, 7], question.token_ids)
     expected = np.array(
         [reference.verbalizer_log_prob(*asked, path) for [path] in question.trie.verbalizers]
     )
-    reached = np.isfinite(found[0])
+    reached = np.isfinite(log_probs[0])
     assert 0 < reached.sum() < len(expected)
-    np.testing.assert_allclose(found[0][reached], expected[reached], rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(log_probs[0][reached], expected[reached], rtol=0, atol=TOLERANCE)
 
 
 def bigrams(vocabulary: int, seed: int) -> np.ndarray:
@@ -85,7 +85,7 @@ def by_hand(trie: LabelTrie, log_probs: np.ndarray, beam: int) -> set[int]:
 
 @pytest.mark.parametrize("beam", [1, 2, 5])
 @pytest.mark.parametrize("seed", range(5))
-def test_the_likeliest_nodes_are_followed_at_every_parting(beam: int, seed: int) -> None:
+def test_the_likeliest_nodes_are_followed_at_every_branching(beam: int, seed: int) -> None:
     source = random.Random(seed)
     letters = [source.sample(range(1, 20), 4) for _ in range(3)]
     paths = [(a, b, c) for a in letters[0] for b in letters[1] for c in letters[2]]
@@ -96,13 +96,13 @@ def test_the_likeliest_nodes_are_followed_at_every_parting(beam: int, seed: int)
     def states(asked: object) -> torch.Tensor:  # a token's state is its own one-hot vector
         return torch.eye(20)[[path[-1] if path else 0 for path in asked]]  # type: ignore[attr-defined]
 
-    found = search(trie, states, lambda rows: rows @ table, beam=beam, max_tokens=7)
-    assert set(np.flatnonzero(np.isfinite(found))) == by_hand(trie, log_probs, beam)
-    for label in np.flatnonzero(np.isfinite(found)):
+    scores = search(trie, states, lambda rows: rows @ table, beam=beam, max_tokens=7)
+    assert set(np.flatnonzero(np.isfinite(scores))) == by_hand(trie, log_probs, beam)
+    for label in np.flatnonzero(np.isfinite(scores)):
         expected = sum(
             log_probs[a, b] for a, b in zip((0, *paths[label]), paths[label], strict=False)
         )
-        assert found[label] == pytest.approx(expected, abs=1e-5)
+        assert scores[label] == pytest.approx(expected, abs=1e-5)
 
 
 def test_what_follows_for_certain_takes_no_forward_of_its_own() -> None:
@@ -113,10 +113,10 @@ def test_what_follows_for_certain_takes_no_forward_of_its_own() -> None:
         asked.append(list(paths))  # type: ignore[call-overload]
         return torch.zeros(len(asked[-1]), 20)
 
-    found = search(trie, states, lambda rows: rows, beam=None, max_tokens=1_000)
+    scores = search(trie, states, lambda rows: rows, beam=None, max_tokens=1_000)
     assert len(asked) == 3
     assert sorted(path for paths in asked for path in paths) == sorted(map(trie.path, trie.inner))
-    np.testing.assert_allclose(found, -np.log(20) * np.array([5, 7, 4]), rtol=1e-6)
+    np.testing.assert_allclose(scores, -np.log(20) * np.array([5, 7, 4]), rtol=1e-6)
 
 
 def test_a_trie_that_is_too_large_to_be_read_at_once_is_followed_and_exact(
@@ -149,9 +149,9 @@ def test_a_search_for_which_memory_does_not_suffice_names_its_document(
         return with_tokens(self, tokens)
 
     monkeypatch.setattr(FusedSchedule, "with_tokens", small)
-    found = engine.label([[5] * 9, [6] * 3])
-    assert found.out_of_memory == {0} and engine.max_batch_tokens == 500
-    assert np.isnan(found.log_probs[0][0]).all() and np.isfinite(found.log_probs[0][1]).any()
+    result = engine.label([[5] * 9, [6] * 3])
+    assert result.out_of_memory == {0} and engine.max_batch_tokens == 500
+    assert np.isnan(result.log_probs[0][0]).all() and np.isfinite(result.log_probs[0][1]).any()
 
 
 def test_a_search_is_done_in_smaller_parts_before_its_document_is_given_up(
@@ -170,9 +170,9 @@ def test_a_search_is_done_in_smaller_parts_before_its_document_is_given_up(
         return states(self, suffixes, **below)
 
     monkeypatch.setattr(FusedSchedule, "states", small)
-    found = engine.label([[5] * 9])  # alone: no smaller batch of documents can be made
-    assert not found.out_of_memory and max(read) > 100
-    np.testing.assert_allclose(found.log_probs[0], expected, rtol=0, atol=TOLERANCE)
+    result = engine.label([[5] * 9])  # alone: no smaller batch of documents can be made
+    assert not result.out_of_memory and max(read) > 100
+    np.testing.assert_allclose(result.log_probs[0], expected, rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize(

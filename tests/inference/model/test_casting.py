@@ -27,18 +27,18 @@ def mapped(model: LoadedModel, folder: Path) -> list[bool]:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_moe"])
-@pytest.mark.parametrize(("stored", "wanted"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+@pytest.mark.parametrize(("stored", "dtype"), [("float32", "bfloat16"), ("bfloat16", "float32")])
 def test_a_cast_copy_gives_the_weights_that_transformers_casts(
-    family: str, stored: str, wanted: str, make_network: Callable[..., Any], tmp_path: Path
+    family: str, stored: str, dtype: str, make_network: Callable[..., Any], tmp_path: Path
 ) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     target.mkdir()
     make_network(family).to(getattr(torch, stored)).save_pretrained(source)
-    assert needs_cast(source, wanted) and not needs_cast(source, stored)
-    cast_files(source, target, wanted)
-    assert not needs_cast(target, wanted)
-    expected = load_model(source, dtype=wanted, device="cpu")
-    actual = load_model(target, dtype=wanted, device="cpu")
+    assert needs_cast(source, dtype) and not needs_cast(source, stored)
+    cast_files(source, target, dtype)
+    assert not needs_cast(target, dtype)
+    expected = load_model(source, dtype=dtype, device="cpu")
+    actual = load_model(target, dtype=dtype, device="cpu")
     weights = dict(actual.network.named_parameters())
     for name, weight in expected.network.named_parameters():
         assert_close(weights[name], weight, rtol=0, atol=0)

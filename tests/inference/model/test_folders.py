@@ -36,7 +36,7 @@ def with_half_a_file(folder: Path) -> None:
 
 
 def without_a_tensor(folder: Path) -> None:
-    """transformers would put random values in its place, and say so in a report."""
+    """transformers would put random values in its place, and name it in a report."""
     weights = folder / "model.safetensors"
     tensors = load_file(weights)
     del tensors["model.layers.1.mlp.down_proj.weight"]

@@ -24,7 +24,7 @@ needs_onednn = pytest.mark.skipif(
         ("cuda", torch.float32, {"avx512_f": True}, False),
     ],
 )
-def test_the_processors_instructions_say_which_library_is_fast(
+def test_the_processors_instructions_decide_which_library_is_used(
     device: str,
     dtype: torch.dtype,
     features: dict[str, bool],

@@ -145,7 +145,7 @@ def test_cudnns_attention_is_off_for_all(make_network: MakeNetwork) -> None:
 @pytest.mark.parametrize(
     "family, changes",
     [
-        ("bloom", {}),  # ALiBi without a key that says so
+        ("bloom", {}),  # ALiBi without a key for it
         ("gpt2", {}),  # a decoder that is not called `model`
         ("nemotron", {}),  # layers that drop the tree's argument
         ("deepseek_v3", {}),  # values of another size than keys

@@ -239,7 +239,7 @@ def test_a_number_is_rounded_to_the_nearest_of_its_rows_in_fp8(
     x = x.bfloat16() if half else x
     rounded = Fp8Linear.round_rows(x)
     assert bool((rounded.quantized.float().abs().amax(-1) == 448).all())
-    # — in the layout that a GPU asks for
+    # — in the layout that a GPU requires
     assert Fp8Linear.round_rows(x.t().contiguous().t()).quantized.is_contiguous()
     x, scale = x.double(), rounded.scale.double()
     moved = (rounded.quantized.double() * scale - x).abs()

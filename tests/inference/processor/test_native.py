@@ -68,7 +68,7 @@ def test_attention_of_views_is_that_of_the_reference(
         for i, rows in enumerate((tree.tokens, tree.tokens, 140, 140), 1)
     )
     inputs = [LayerKV(k, v), LayerKV(prefix_k, prefix_v)]
-    found = attend_natively(q, *inputs, plan, dim**-0.5, None, computed)
+    actual = attend_natively(q, *inputs, plan, dim**-0.5, None, computed)
     narrow = [x.to(products).double() for x in (q, k, v, prefix_k, prefix_v)]
     exact = [LayerKV(*narrow[1:3]), LayerKV(*narrow[3:])]
     expected = attend_plainly(narrow[0], *exact, plan, dim**-0.5, None)
@@ -77,8 +77,8 @@ def test_attention_of_views_is_that_of_the_reference(
     # and results of bfloat16 are rounded by 2^-9 of values below 5
     rounds = torch.bfloat16 in (dtype, products)
     error = 5 * 2**-8 if rounds else 64 * torch.finfo(torch.float32).eps
-    assert (found.out.double() - expected.out).abs().max() <= error * largest
-    assert (found.lse.double() - expected.lse).abs().max() <= 64 * torch.finfo(torch.float32).eps
+    assert (actual.out.double() - expected.out).abs().max() <= error * largest
+    assert (actual.lse.double() - expected.lse).abs().max() <= 64 * torch.finfo(torch.float32).eps
 
 
 def test_a_nan_reaches_the_results_that_it_belongs_to(build: str) -> None:
@@ -110,14 +110,14 @@ def test_what_one_document_has_is_in_no_other_ones_results(build: str) -> None:
 
 def test_a_documents_results_do_not_depend_on_the_place_in_its_batch(build: str) -> None:
     q, k, v = (numbers(i, 150, 2, 16) for i in range(3))
-    found = []
+    outputs = []
     for before in (0, 37):
         rows = [*range(before), *range(150)]
         tree = tree_of([before, 150] if before else [150], prefix_tokens=0)
         plan = tile_plan(tree, CPU, window=None, branches_only=False)
         out = attend_natively(q[rows], LayerKV(k[rows], v[rows]), None, plan, 0.25, None).out
-        found.append(out[before:])
-    assert torch.equal(*found)
+        outputs.append(out[before:])
+    assert torch.equal(*outputs)
 
 
 @pytest.mark.parametrize("dtype", FORMATS)

@@ -98,11 +98,11 @@ def test_attention_on_arm_is_that_of_the_reference(
         patch.setattr(Tensor, "data_ptr", noted)
         patch.setattr(native, "_kernel", lambda name: attend)
         patch.setattr(native, "computes", lambda dtype: dtype == torch.float32)
-        found = native.attend_natively(*inputs)
+        actual = native.attend_natively(*inputs)
     exact = [LayerKV(x.k.double(), x.v.double()) for x in inputs[1:3]]
     expected = attend_plainly(q.double(), *exact, plan, dim**-0.5, softcap)
     # — scores below 64, each rounded by half of the last bit, enter as a factor
     error = 64 * torch.finfo(torch.float32).eps
     largest = max(1.0, float(expected.out.abs().max()))
-    assert (found.out.double() - expected.out).abs().max() <= error * largest
-    assert (found.lse.double() - expected.lse).abs().max() <= error
+    assert (actual.out.double() - expected.out).abs().max() <= error * largest
+    assert (actual.lse.double() - expected.lse).abs().max() <= error

@@ -24,7 +24,7 @@ from pipeline.inference.schedules.fused import FusedReader, FusedSchedule
 
 @pytest.fixture
 def model_without_numbers(tiny_model: Callable[[str], LoadedModel]) -> Callable[..., LoadedModel]:
-    """On the meta device, where whoever asks for a number gets an error."""
+    """On the meta device, where reading a number is an error."""
 
     def make(family: str, *, cut: bool) -> LoadedModel:
         whole = tiny_model(family)
@@ -49,7 +49,7 @@ def read_two_documents(reader: FusedReader) -> Tensor:
 @pytest.mark.parametrize(
     "family, cut", [*product(["llama", "qwen2", "qwen3"], [True, False]), ("gemma3_text", False)]
 )
-def test_a_batch_goes_from_token_ids_to_answers_without_a_look_at_the_device(
+def test_a_batch_goes_from_token_ids_to_answers_without_a_read_from_the_device(
     family: str, cut: bool, model_without_numbers: Callable[..., LoadedModel]
 ) -> None:
     model = model_without_numbers(family, cut=cut)
@@ -73,7 +73,7 @@ def test_a_batch_on_a_gpu_never_makes_the_host_wait(
     torch.cuda.set_sync_debug_mode("error")
     try:
         states = read_two_documents(reader)
-        # — whoever waits does get an error here, so nothing above did
+        # — a read is an error here, so nothing above read
         with pytest.raises(RuntimeError, match="synchronizing"):
             states[0, 0, 0].item()
     finally:
