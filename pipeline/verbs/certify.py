@@ -98,7 +98,7 @@ def certify(
             failed,
         )
         try:
-            certificates = [*_certificates(sample, job, due, again)]
+            certificates = [*_certificates(sample, job, due, earlier)]
         except TimeIsOver:
             return counts
         about = hash_of(shard.id for shard in shards if shard.id not in failed)

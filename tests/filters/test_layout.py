@@ -174,7 +174,7 @@ def test_what_would_be_labelled_again_is_refused(
     (tmp_path / "to-out").symlink_to(tmp_path / "out")
     source, target = (each.format(at=tmp_path) for each in (path_glob, to))
     spec = spec_of(toy_spec(tmp_path, input={"path": source}))
-    if told is None:
+    if fix is None:
         refuse_own_places(spec, target)
         return
     with pytest.raises(SpecError, match=f"to: {fix} of the spec; name another folder"):

@@ -85,7 +85,7 @@ def test_dry_run_filter_report_and_duckdb_agree(name: str, on_error: str, folder
     of_page = page.groups or {"": page.whole}
     assert {name: Sizes(*pair) for name, pair in of_page.items()} == by_group
     assert result.sizes == Sizes(*page.whole)
-    assert (result.documents, result.dropped) == (3 * ROWS, len(reasons))
+    assert (result.documents, result.dropped) == (3 * ROWS, len(gone))
     # — and the reasons
     assert dry.failed == {"empty": 3} and not dry.stops
     assert sum(dry.reasons.values()) >= len(gone)

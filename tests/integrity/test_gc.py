@@ -152,7 +152,7 @@ def test_answers_that_published_ones_are_made_of_stay_until_their_shard_is_gone(
     shared: SharedOutput,
 ) -> None:
     """The stages of a cascade, also for other thresholds, and answers without a condition."""
-    store, shards = everything.store, everything.corpus.shards(everything.store)
+    store, shards = shared.store, shared.corpus.shards(shared.store)
     stages = [Fingerprint({"task": "toxic", "stage": number}) for number in range(2)]
     cascade = {"task": "toxic", "cascade": {"stages": [stage.id for stage in stages]}}
     topic = {"task": "topic", "when": {"sql": "n_chars > 3", "tasks": {}}}
@@ -173,7 +173,7 @@ def test_answers_that_published_ones_are_made_of_stay_until_their_shard_is_gone(
     finish(store, shared.corpus.shards(store), versions, "job")
     removed = [parse_key(key) for key in shared.gc(1).keys]
     labels = [key for key in removed if key is not None and key.folder == "labels/"]
-    assert len(labels) == 6 * len(gone) and {key.sid for key in labels} == gone
+    assert len(labels) == 6 * len(removed_sids) and {key.sid for key in labels} == removed_sids
 
 
 def test_counts_before_the_last_checkpoint_go(shared: SharedOutput) -> None:

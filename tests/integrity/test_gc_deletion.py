@@ -179,18 +179,18 @@ def test_gc_that_was_killed_is_waited_for_ten_minutes(shared: SharedOutput) -> N
 
 
 def test_a_clock_that_is_a_week_ahead_ends_no_run_and_makes_no_object_old(
-    everything: Everything, monkeypatch: pytest.MonkeyPatch
+    shared: SharedOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for version in "12":
-        everything.finish("job", version)
+        shared.finish("job", version)
     # — of this machine alone: the store has a clock of its own
-    monkeypatch.setattr(memory_store, "time", SimpleNamespace(time=everything.clock))
-    monkeypatch.setattr("time.time", lambda: everything.clock() + 8 * DAY_S)
-    with in_use(everything.store), pytest.raises(RefusedError):
-        everything.gc(1)
-    assert not everything.gc(1, older_than_days=7).keys
-    everything.clock.now_s += 8 * DAY_S
-    assert everything.gc(1, older_than_days=7).keys
+    monkeypatch.setattr(memory_store, "time", SimpleNamespace(time=shared.clock))
+    monkeypatch.setattr("time.time", lambda: shared.clock() + 8 * DAY_S)
+    with in_use(shared.store), pytest.raises(RefusedError):
+        shared.gc(1)
+    assert not shared.gc(1, older_than_days=7).keys
+    shared.clock.now_s += 8 * DAY_S
+    assert shared.gc(1, older_than_days=7).keys
 
 
 def test_a_new_input_is_neither_cut_nor_written_down(shared: SharedOutput) -> None:

@@ -226,7 +226,9 @@ def rewritten(
         start = shard.piece.start_row
         commit(store, shard, texts[start : start + SIZE], {"a": OK})
     recording, new = Recording(store), shard_at(0, "new", rows=len(texts))
-    status, reused = found(recording, new, [changed(text) for text in texts], *map(source_of, old))
+    status, reused = answered_rows(
+        recording, new, [changed(text) for text in texts], *map(source_of, old)
+    )
     reads = Counter(key.partition("/")[0] for key in recording.read_keys)
     return reads, status, reused
 

@@ -154,9 +154,9 @@ def test_several_labels_are_marked_by_keys_and_saved_by_enter(tmp_path: Path) ->
 
 
 def test_two_people_at_once_get_different_rows(tmp_path: Path) -> None:
-    file, world = tmp_path / "gold.jsonl", World(task_of())
+    file, corpus = tmp_path / "gold.jsonl", Corpus(task_of())
     with opened_browser() as one, opened_browser() as other, review(file) as (_, address):
-        readers = {name: Reader(each, world) for name, each in (("Ann", one), ("Bob", other))}
+        readers = {name: Reader(each, corpus) for name, each in (("Ann", one), ("Bob", other))}
         for name, reader in readers.items():
             reader.opens(address, name)
         rows = [reader.labels() for _ in range(10) for reader in readers.values()]

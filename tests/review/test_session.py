@@ -176,15 +176,15 @@ def test_mixed_is_diverse_then_uncertain_and_random_in_turn(
 def test_the_stored_answer_is_on_the_page_and_in_the_file_unless_it_is_blind_as_in_an_audit(
     kind: str, order: str, blind: bool, file: Path
 ) -> None:
-    world, hidden = World(task_of(kind), answered=True), blind or order == "audit"
-    with world.session(file, order=order, blind=blind) as session:
-        rows = world.answers(session, "ann", 60)
+    corpus, hidden = Corpus(task_of(kind), answered=True), blind or order == "audit"
+    with corpus.session(file, order=order, blind=blind) as session:
+        rows = corpus.answers(session, "ann", 60)
         view = view_json(session, "ann")["row"]
         assert task_json(session, "")["blind"] == hidden
-    shown = world.pool.documents[world.pool.rows[view["id"]]].p
+    shown = corpus.pool.documents[corpus.pool.rows[view["id"]]].p
     assert view["p"] == (None if hidden else shown)
     for row, line in zip(rows, lines(file), strict=True):
-        p = None if hidden else dict(zip(world.task.labels, world.p[row], strict=True))
+        p = None if hidden else dict(zip(corpus.task.labels, corpus.p[row], strict=True))
         assert (line["shown"]["p"], line["shown"]["blind"]) == (p, hidden)
         assert (line["shown"]["chosen"] == "audit") == (order == "audit")
 

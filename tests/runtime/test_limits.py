@@ -142,7 +142,7 @@ raise SystemExit({call})
     assert error in ended.stderr.splitlines()[-1]
 
 
-def seen(*capabilities: tuple[int, int], cuda: str | None = "13.0") -> CompletedProcess[str]:
+def printed(*capabilities: tuple[int, int], cuda: str | None = "13.0") -> CompletedProcess[str]:
     """What a torch that sees GPUs of these capabilities prints."""
     answer = json.dumps(["2.13.0", cuda, capabilities])
     return CompletedProcess([], 0, f"a line of a library\n{answer}\n", "")

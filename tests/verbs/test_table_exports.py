@@ -166,7 +166,7 @@ def test_rows_that_another_export_commits_in_the_middle_are_there_once(
     folder: Path, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish_folder(folder, "3", "other")
-    wanted, done = expected(folder), []
+    rows, done = expected(folder), []
 
     def act(attempt: int) -> None:
         done.append(run(folder, table.to, {**toy_spec(folder), "name": "other"}).created)
