@@ -49,8 +49,8 @@ class Decision:
     def words(self) -> str:
         """Whether the gate passes, and the value, or why there is none."""
         value = "undefined" if self.value is None else f"{self.value:.4f}"
-        found = f"not judged: {self.not_judged}" if self.not_judged else f"it is {value}"
-        return f"{'passed' if self.passed else 'FAILED'}: {self.gate} ({found})"
+        reason = f"not judged: {self.not_judged}" if self.not_judged else f"it is {value}"
+        return f"{'passed' if self.passed else 'FAILED'}: {self.gate} ({reason})"
 
 
 def parse_gate(written: str, tasks: Mapping[str, TaskSpec], place: str = "publish.gates") -> Gate:

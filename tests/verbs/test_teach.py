@@ -115,8 +115,8 @@ def test_a_teacher_answers_the_sample_and_what_is_uncertain(
     assert proved.thresholds is not None and proved.layer == 1, proved.words
     own, whole = (locate(m, corpus.cache) for m in (corpus.spec.model, ModelSpec(**teacher)))
     assert proved.cost == 0.5 * own.size_bytes / whole.size_bytes
-    found = labels_of(corpus, "form")
-    assert agreement(found, whole_labels(corpus, asked, teacher)) >= AGREE["agree"]
+    labels = labels_of(corpus, "form")
+    assert agreement(labels, whole_labels(corpus, asked, teacher)) >= AGREE["agree"]
     corpus.verify()
     # — readouts of one model are not those of another, with any teacher
     make_network("qwen3").save_pretrained(tmp_path / "other")
