@@ -112,7 +112,8 @@ class Answers:
         rows = read_shard(self._store, self._shards[sid], schema=schema, tasks=[name])
         p = probabilities(rows.column(name), labels)
         keys = zip(*(rows.column(key).to_pylist() for key in ("row", "content_hash")), strict=True)
-        return dict(compress(zip(keys, p, strict=True), ~np.isnan(p).any(axis=1)))
+        answered = (~np.isnan(p).any(axis=1)).tolist()
+        return dict(compress(zip(keys, p, strict=True), answered))
 
 
 @dataclass(frozen=True, slots=True)
