@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappush, heappushpop
-from itertools import compress, groupby, islice, repeat
+from itertools import groupby, islice, repeat
 from pathlib import Path
 
 import numpy as np
@@ -112,8 +112,8 @@ class Answers:
         rows = read_shard(self._store, self._shards[sid], schema=schema, tasks=[name])
         p = probabilities(rows.column(name), labels)
         keys = zip(*(rows.column(key).to_pylist() for key in ("row", "content_hash")), strict=True)
-        answered = (~np.isnan(p).any(axis=1)).tolist()
-        return dict(compress(zip(keys, p, strict=True), answered))
+        rows_of = zip(keys, p, strict=True)
+        return {key: of_row for key, of_row in rows_of if not np.isnan(of_row).any()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def test_a_calibrated_score_and_its_threshold_agree(in_manual: Path) -> None:
     names: dict[str, Any] = {}
     exec(recipe("python", "LogisticRegression"), names)
     threshold = names["expit"](
-        (names["wanted"] - names["fitted"].intercept_) / names["fitted"].coef_[0]
+        (names["target"] - names["fitted"].intercept_) / names["fitted"].coef_[0]
     )
     (calibrated,) = names["fitted"].predict_proba(names["logit"](threshold).reshape(-1, 1))
     assert calibrated[1] == pytest.approx(0.9)

@@ -182,7 +182,7 @@ def test_a_table_that_others_keep_changing_is_left_to_a_later_run(
 ) -> None:
     run(folder, table.to)
     finish_folder(folder, "2")
-    attempts = in_the_middle(monkeypatch, table.add_stranger)
+    attempts = in_the_middle(monkeypatch, table.add_foreign_row)
     with pytest.raises(UnavailableError, match="others keep changing the table; run again"):
         run(folder, table.to)
     assert attempts == [0, 1, 2] and len(table.all) == 93
