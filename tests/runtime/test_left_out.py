@@ -55,8 +55,8 @@ def test_each_node_and_cause_is_named_once(caplog: pytest.LogCaptureFixture) -> 
 def test_workers_that_cannot_load_end_the_run_with_their_own_error_where_no_other_reports() -> None:
     is_out = [False]
     workers = Workers(100.0, workers=2, is_out=lambda: is_out[0])
-    workers.hear(letter("a", "n1", FULL), 0.0)
-    workers.hear(Letter(WorkerReport(STARTING_WORKERS), "b", "n2"), 5.0)
+    workers.note(letter("a", "n1", FULL), 0.0)
+    workers.note(Letter(WorkerReport(STARTING_WORKERS), "b", "n2"), 5.0)
     workers.check(100.0)  # — on another node, a worker may still be starting
     is_out[0] = True
     workers.check(5.0 + GRACE_S - 1)
