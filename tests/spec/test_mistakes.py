@@ -205,7 +205,11 @@ OF_CASCADES = [
     (stages(ASKED, ASKED, beam=8), "tasks.0.beam", "a cascade takes no beam"),
     (stages(ASKED, ASKED, question="Why?"), "tasks.0.question", "a cascade takes no question"),
     (stages(ASKED, ASKED, top_k=2), "tasks.0.top_k", "remove the task's top_k"),
-    (task(cascade={"recall": 0.9, "label": "none"}), "tasks.0.cascade", "is not one of"),
+    (
+        task(cascade={"recall": 0.9, "label": "none"}),
+        "tasks.0.cascade",
+        "label 'none' is not one of",
+    ),
     (task(cascade={"label": "a"}), "tasks.0.cascade.label", "is of recall and precision"),
     (task(cascade={"threshold": 0.3}), "tasks.0.cascade.threshold", "is of recall and precision"),
     (
