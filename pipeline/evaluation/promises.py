@@ -84,6 +84,11 @@ def proved_share(errors: int, trials: int, confidence: float) -> float:
     return 0.0 if errors >= trials else float(1 - beta.ppf(confidence, errors + 1, trials - errors))
 
 
+def refuted_above(errors: int, trials: int, confidence: float) -> float:
+    """The largest share of successes that the counts do not refute (Clopper and Pearson)."""
+    return 1.0 if errors == 0 else float(1 - beta.ppf(1 - confidence, errors, trials - errors + 1))
+
+
 def _shares(
     wrong: Bools, promise: Promise, positive: Bools | None, groups: Groups | None
 ) -> Iterator[tuple[str, Share]]:
@@ -204,6 +209,18 @@ class Judged:
             proof = Proof(number, shares, float(decided.mean()))
         assert proof is not None, "no rules"
         return proof
+
+    def not_refuted(self, rules: Sequence[Thresholds], p: Floats, whole: Floats) -> int:
+        """How many of the rules, from the first on, break no promise by these documents.
+
+        A promise is broken if the counts refute its share. The arguments are those of `proof`.
+        """
+        positive, confidence = self.positive(whole), self.promise.confidence
+        for number, (_, wrong) in enumerate(wrong_by_rule(rules, self, p, whole)):
+            shares = (share for _, share in _shares(wrong, self.promise, positive, None))
+            if any(refuted_above(s.errors, s.trials, confidence) < s.promised for s in shares):
+                return number
+        return len(rules)
 
 
 def _platt(x: Floats, right: Bools) -> tuple[float, float]:

@@ -27,7 +27,9 @@ class Counts(Counter[tuple[str, ...]]):
     ("label_ms", READER)         time in milliseconds, without loading
     ("prefix_tokens", READER)    tokens of documents that a model read
     ("question_tokens", READER)  tokens of questions that a model read
-    ("requests", READER)         answers of a server, of one token each
+    ("requests", READER)         answers of a server
+    ("prompt_tokens", READER)    tokens of prompts that a server read: a part of `prefix_tokens`
+    ("answer_tokens", READER)    tokens that a server wrote: a part of `question_tokens`
     ("not_returned", READER)     their probability that no returned token has, in millionths
     ("created",)                 objects
     """

@@ -60,7 +60,7 @@ def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
         yield "speed", f"{rate:.2f} documents per second and worker"
         where = ("documents", "questions")
         if run.not_returned is not None:
-            where = ("prompts", "answers")
+            where = ("documents and prompts", "questions and answers")
             words = f"{run.not_returned:.2%} of an answer's probability, on average"
             yield "not returned", f"{words}: the server gives the 20 likeliest tokens"
         yield (

@@ -153,6 +153,9 @@ class ShardLabels:
             self._counts["asked", number] += read
             self._counts["prefix_tokens", number] += usage.prefix_tokens_computed
             self._counts["question_tokens", number] += usage.question_tokens_computed
+            if usage.requests:
+                self._counts["prompt_tokens", number] += usage.prefix_tokens_computed
+                self._counts["answer_tokens", number] += usage.question_tokens_computed
             self._counts["requests", number] += usage.requests
             self._counts["not_returned", number] += round(1e6 * usage.not_returned)
         self._counts["label_ms", number] += round(1_000 * (time.perf_counter() - started))

@@ -184,6 +184,10 @@ class JobSpec(Frozen):
                 fix = "the run fits a readout of model, which is one of engine assay, to the "
                 fix += "answers to a question; write both, or the stages of the cascade"
                 mistakes.append((("tasks", number, "cascade"), fix))
+        servers = {(task.model or self.model).model_dump_json() for task in self.server_tasks}
+        if len(servers) > 1:
+            fix = "names a second server, and a run has one, with one price; name one"
+            mistakes.append((("tasks",), fix))
         if mistakes:
             raise mistakes_error(mistakes)
         return self
@@ -199,10 +203,18 @@ class JobSpec(Frozen):
         elif task.classifier is None and (
             other := next((e for e in (self.model.engine, model.engine) if e != "assay"), None)
         ):
-            of_server = ("length_penalty",) if other == "openai" else ()
-            for key in ("model", "readout", "beam", *of_server):
+            unread = ["readout", "beam"]
+            if other == "openai":
+                unread.append("length_penalty")
+            if other == "vllm" or self.model.engine != "assay":
+                unread.append("model")
+            for key in unread:
                 if getattr(task, key):
-                    yield (*place, key), f"not supported with engine: {other}; remove it"
+                    fix = f"not supported with engine: {other}; remove it"
+                    if key == "model" and model.engine == "vllm":
+                        fix = "vLLM shares no process with another model; start its server, and "
+                        fix += "write engine: openai and base_url"
+                    yield (*place, key), fix
             if isinstance(task, EncoderTask):
                 yield (
                     (*place, "question"),
@@ -248,6 +260,17 @@ class JobSpec(Frozen):
             for task in self.tasks
             if task.classifier is None and not isinstance(task, CascadeTask)
         )
+
+    @property
+    def server_tasks(self) -> tuple[StageSpec, ...]:
+        """The tasks, and the stages of cascades, that a server answers."""
+        asked = (task for _, task in _read(self.tasks) if task.classifier is None)
+        return tuple(task for task in asked if (task.model or self.model).engine == "openai")
+
+    @property
+    def server(self) -> ModelSpec | None:
+        """The model of these tasks."""
+        return next((task.model or self.model for task in self.server_tasks), None)
 
     @property
     def uses_encoder(self) -> bool:

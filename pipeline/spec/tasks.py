@@ -61,7 +61,7 @@ class CascadeSpec(Frozen):
     2,000, or more where the promise needs more."""
     teacher: ModelSpec | None = None
     """A model that answers in place of the spec's where the readout is uncertain, and in the
-    sample. Default: the spec's model."""
+    sample; also a server's. Default: the spec's model."""
     stages: tuple[StageSpec, ...] = Field(default=(), min_length=1)
     """The stages, the cheapest first: each has a question, a readout, a classifier, or a `model` of
     its own, and maybe `labels`, with the texts or classes that mean the task's labels there, and

@@ -61,7 +61,8 @@ def certify(
     Returns the counts of the sample's labelling, which may be `part_of` a run.
 
     The rules of an earlier certificate are tested again, also with documents of new files. Where
-    none of them is proved, or saves enough, others are made and tested with the same documents. A
+    none of them is proved, or saves enough, others are made and tested with the same documents.
+    No rule is taken that the documents of new files alone refute. A
     run with a condition of its own proves nothing, and one whose time is over proves nothing more:
     they use the certificates that there are. Shards that cannot be labelled prove nothing, and
     certificates are not about them.
@@ -97,8 +98,12 @@ def certify(
             counts,
             failed,
         )
+        new = {
+            name: {w.shard.id for w in planned.work_items if name in w.tasks and not w.retry}
+            for name in due
+        }
         try:
-            certificates = [*_certificates(sample, job, due, earlier)]
+            certificates = [*_certificates(sample, job, due, earlier, new)]
         except TimeIsOver:
             return counts
         about = hash_of(shard.id for shard in shards if shard.id not in failed)
@@ -141,12 +146,16 @@ def _share(cascade: CascadeSpec, rows: int) -> float:
 
 
 def _certificates(
-    sample: Sample, job: Job, due: Mapping[str, CascadeTask], known: Mapping[str, Certificate]
+    sample: Sample,
+    job: Job,
+    due: Mapping[str, CascadeTask],
+    known: Mapping[str, Certificate],
+    new_shards: Mapping[str, set[str]],  # by cascade: ids of those without an answer
 ) -> Iterable[Certificate]:
     """For each cascade one: of a known rule that is proved again, or of a new one."""
     whole = sample.answers({name: task.whole for name, task in due.items()})
     cascades = {
-        name: _Cascade.of(sample, task, whole[name], job.cascades[name])
+        name: _Cascade.of(sample, task, whole[name], job.cascades[name], new_shards[name])
         for name, task in due.items()
     }
     lacks = {name: why for name, own in cascades.items() if (why := own.lack())}
@@ -192,15 +201,25 @@ class _Cascade:
     judged: Judged
     whole: Answers  # of the last stage
     first_half: Bools  # [docs]
+    new: Bools  # [docs], of shards without an answer beside others
     groups: Groups | None  # [docs], of which each keeps the promise; None: all documents do
     unproved: Certificate  # of this sample: the last stage answers everything
 
     @classmethod
-    def of(cls, sample: Sample, task: CascadeTask, whole: Answers, last: Certificate) -> _Cascade:
+    def of(
+        cls,
+        sample: Sample,
+        task: CascadeTask,
+        whole: Answers,
+        last: Certificate,
+        new_shards: set[str],
+    ) -> _Cascade:
         judged = Judged.of(list(task.labels), task.kind, task.cascade.promise)
         groups = None if task.cascade.by is None else sample.values(task.cascade.by)
         unproved = last.without_proof(sample.share)
-        return cls(task, judged, whole, sample.first_half, groups, unproved)
+        new = np.concatenate([np.full(len(rows), s.id in new_shards) for s, rows, _ in sample.rows])
+        new &= not new.all()
+        return cls(task, judged, whole, sample.first_half, new, groups, unproved)
 
     @property
     def answered(self) -> Bools:  # [docs], by the last stage
@@ -261,6 +280,11 @@ class _Cascade:
             right = np.tile(self.whole.p[first], (len(p), 1))
             curves = self.judged.curves(pooled[known], right[known])
             rules = self.judged.rules(curves)
+        # — rules that were made before see all new documents for the first time
+        new = self.new & (self.answered if candidate.curves else second)
+        rules = rules[: self.judged.not_refuted(rules, p[:, new], self.whole.p[new])]
+        if not rules:
+            return replace(self.unproved, reason="the documents that are new refute each rule")
         whole, groups = self.whole.p[second], None if self.groups is None else self.groups[second]
         proof = self.judged.proof(rules, p[:, second], whole, groups)
         nothing = replace(self.unproved, documents=len(whole), shares=proof.shares)

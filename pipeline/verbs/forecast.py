@@ -83,7 +83,8 @@ def forecast(
     files = files.filter(pc.is_in(files["task"], pa.array(missing, pa.string())))
     files = counted(store, files)
     asked = pc.subtract(pc.subtract(files["rows"], files["skipped"]), files["taken_over"])
-    tokens, own = _server_tokens(spec, planned), spec.model.price
+    tokens = _server_tokens(spec, planned)
+    own = None if spec.server is None else spec.server.price
     return Forecast(
         plan=planned,
         documents=planned.rows,
@@ -102,7 +103,7 @@ def forecast(
 
 def _server_tokens(spec: JobSpec, planned: Plan) -> tuple[float, float] | None:
     """The tokens of all prompts and answers, where four bytes of text are a token."""
-    if spec.model.engine != "openai":
+    if not spec.server_tasks:
         return None
     pieces = [work.shard.piece for work in planned.work_items]
     rows = sum(piece.end_row - piece.start_row for piece in pieces)
@@ -111,7 +112,8 @@ def _server_tokens(spec: JobSpec, planned: Plan) -> tuple[float, float] | None:
     if rules.too_long == "chunk":
         chunks = max(1.0, tokens / (rules.max_tokens - rules.overlap_tokens))
     tokens = min(tokens, rules.max_tokens)
-    asked = [messages(spec.prompt, "", part.question or "") for part in spec.model_parts]
+    parts = (part for task in spec.server_tasks for part in task.parts)
+    asked = [messages(spec.prompt, "", part.question or "") for part in parts]
     around = sum(len(turn["content"].encode()) for turns in asked for turn in turns)
     requests = planned.rows_for_model * chunks
     return requests * (len(asked) * tokens + around / BYTES_A_TOKEN), requests * len(asked)

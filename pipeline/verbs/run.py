@@ -78,9 +78,12 @@ class RunResult:
     @classmethod
     def of(cls, outcome: Outcome, sampled: Counts | None = None) -> RunResult:
         """The counts of a run, which was not judged; of a cascade's sample the cost and times."""
-        n, price = outcome.tally.n, outcome.job.spec.model.price
+        n, server = outcome.tally.n, outcome.job.spec.server
         requests, spent = n.total_of("requests"), Counts(n + (sampled or Counts()))
-        prompts, answers = spent.total_of("prefix_tokens"), spent.total_of("question_tokens")
+        cost = None
+        if server is not None and server.price is not None:
+            tokens = map(spent.total_of, ("prompt_tokens", "answer_tokens"))
+            cost = server.price.of(*tokens)
         return cls(
             outcome=outcome,
             complete=outcome.complete,
@@ -107,9 +110,9 @@ class RunResult:
             decided_by_stage={task: n.by("decided", task) for task in n.by("decided")},
             seconds=outcome.seconds,
             label_seconds=spent.total_of("label_ms") / 1_000,
-            prefix_tokens_computed=prompts,
-            question_tokens_computed=answers,
-            cost=None if price is None else price.of(prompts, answers),
+            prefix_tokens_computed=spent.total_of("prefix_tokens"),
+            question_tokens_computed=spent.total_of("question_tokens"),
+            cost=cost,
             not_returned=n.total_of("not_returned") / 1e6 / requests if requests else None,
             output=outcome.output,
             snapshot=outcome.snapshot,
@@ -166,6 +169,9 @@ def _has_gates(spec: JobSpec, options: RunOptions) -> bool:
     if options.publish_partial and spec.publish != PublishSpec():
         fix = "publishes labels that were not judged; leave it out, or remove publish from the spec"
         raise option_error("publish_partial", fix)
+    if options.max_cost is not None and (spec.server is None or spec.server.price is None):
+        fix = "needs the price of the server's tokens; write model.price, as {input: 1, output: 2}"
+        raise option_error("max_cost", fix, options.max_cost)
     if gates := parse_gates(spec):
         gold = read_gold(None, spec)
         reasons = [why_not_judged(gate, gold) for gate in gates]

@@ -91,12 +91,15 @@ class Texts:
         return self._read[max_tokens]
 
     def size_beside(self, task: CascadeTask) -> float:
-        """The size of the spec's model, as a share of that of the model which answers the task."""
+        """The size of the spec's model, as a share of that of the model which answers the task.
+
+        Beside a server it is 0: its price counts.
+        """
         own, teacher = self.sample.spec.model, task.whole.model
         if teacher is None:
             return 1.0
         of_own, of_teacher = (locate(m, self.sample.cache_dir).size_bytes for m in (own, teacher))
-        return of_own / of_teacher
+        return of_own / of_teacher if of_teacher else 0.0
 
     def reading(self, max_tokens: int | None) -> JobSpec:
         """The spec, of a job that reads the documents alone."""

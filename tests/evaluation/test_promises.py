@@ -14,7 +14,14 @@ from scipy.special import softmax
 from scipy.stats import binom, binomtest
 from sklearn.linear_model import LogisticRegression
 
-from pipeline.evaluation.promises import LEVELS, Judged, Promise, proved_share, wrong_by_rule
+from pipeline.evaluation.promises import (
+    LEVELS,
+    Judged,
+    Promise,
+    proved_share,
+    refuted_above,
+    wrong_by_rule,
+)
 from pipeline.fitted.certificate import Thresholds
 
 Floats = NDArray[np.float64]
@@ -175,6 +182,11 @@ def test_a_proved_share_is_the_least_that_the_binomial_law_does_not_refute(
         assert share == 0
     else:
         assert binom.cdf(errors, trials, 1 - share) == pytest.approx(1 - confidence, rel=1e-6)
+    above = refuted_above(errors, trials, confidence)
+    if errors == 0:
+        assert above == 1
+    else:
+        assert binom.sf(errors - 1, trials, 1 - above) == pytest.approx(1 - confidence, rel=1e-6)
 
 
 @given(st.floats(0.01, 0.999), st.floats(0.5, 0.999))

@@ -217,6 +217,12 @@ OF_CASCADES = [
         "tasks.0.cascade.teacher",
         "write it as the model of the last stage",
     ),
+    (task(cascade={"teacher": VLLM}), "tasks.0.cascade.model", "write engine: openai"),
+    (
+        stages(*({**ASKED, "model": {**SERVER, "path": name}} for name in "ab")),
+        "tasks",
+        "a run has one",
+    ),
     (task(cascade={"agree": 0.9, "recall": 0.9}), "tasks.0.cascade.agree", "is of all labels"),
     (task(cascade={"agree": 1}), "tasks.0.cascade.agree", "write a number below 1"),
     (task(cascade={"file": "f"}), "tasks.0.cascade.file", "no such key"),

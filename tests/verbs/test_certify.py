@@ -132,6 +132,19 @@ def test_a_rule_that_new_files_do_not_prove_is_replaced_by_a_more_careful_one(
     corpus.verify()
 
 
+def test_no_rule_is_taken_that_new_files_alone_refute(corpus: Corpus) -> None:
+    corpus.write("one", [f"text {n}" for n in range(4 * DOCUMENTS)])
+    labelled(corpus)
+    first = certificate(corpus)
+    corpus.write("two", [f"an odd text {n}" for n in range(DOCUMENTS // 4)])
+    labelled(corpus)
+    second = certificate(corpus)
+    assert 0 <= second.rule < first.rule and second.curves == first.curves
+    # — the first rule would be proved of all documents: the proof of this one has room
+    assert second.shares["agree"].proved > 0.93
+    corpus.verify()
+
+
 def test_a_small_corpus_is_answered_by_the_whole_model_with_the_reason(corpus: Corpus) -> None:
     corpus.write("one", [f"text {n}" for n in range(20)])
     result = labelled(corpus)

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from changing_corpus import Corpus, read_in_float32
+from fake_chat import FakeChat
 from fitted import card_of, write_readout
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.fitted.readout import parse_readout
-from pipeline.options import EvalOptions, RunOptions
+from pipeline.options import EvalOptions, RunOptions, WorkOptions
 from pipeline.runtime.job import Run
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.progress import ignore
@@ -23,6 +24,7 @@ from pipeline.runtime.weights import locate
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.stages import QuestionTask
 from pipeline.verbs.evaluate import evaluate
+from pipeline.verbs.forecast import forecast
 from pipeline.verbs.run import RunResult, judged_run
 from pipeline.verbs.teach import LAYERS, Texts, _states
 from pipeline.verbs.uniform_sample import Sample
@@ -124,6 +126,25 @@ def test_a_teacher_answers_the_sample_and_what_is_uncertain(
     corpus.model = read_in_float32(tmp_path / "other")
     assert run(corpus).certificates["form"].scope != proved.scope
     corpus.verify()
+
+
+def test_a_server_answers_the_sample_and_what_is_uncertain(corpus: Corpus, chat: FakeChat) -> None:
+    teacher = chat.spec(price={"input": 2.0, "output": 4.0})
+    topic = {"name": "form", "question": "About what?", "labels": ["art", "law", "sport"]}
+    corpus.task = {**topic, "cascade": {**AGREE, "teacher": teacher}}
+    expected = forecast(corpus.spec, WorkOptions(), cache_dir=corpus.cache)
+    assert expected.server_tokens is not None and expected.server_tokens[1] == DOCUMENTS
+    result = run(corpus, max_cost=10.0)
+    proved = result.certificates["form"]
+    assert proved.thresholds is not None and proved.cost == 0, proved.words
+    # — the server answers alike about all texts, which the readout learns
+    assert labels_of(corpus, "form") == ["art"] * DOCUMENTS
+    assert 1 <= len(chat.paid) <= DOCUMENTS / 5 and set(chat.paid.values()) == {1}
+    paid = (chat.tokens * 2 + len(chat.paid) * 4) / 1e6
+    assert result.cost is not None and 0.97 * paid < result.cost < paid  # without the first request
+    corpus.verify()
+    again = run(corpus)
+    assert again.snapshot == result.snapshot and set(chat.paid.values()) == {1}
 
 
 def test_a_promise_of_each_source(corpus: Corpus) -> None:

@@ -55,7 +55,9 @@ void multiply_vectors(const Product<T> &p, Index first) {
     constexpr int ROWS = 6;
     V sums[ROWS][N];
     float *c = p.c + first * LANES;
+#pragma GCC unroll 6
     for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
         for (int n = 0; n < N; n++)
             sums[r][n] = p.add ? load(c + r * p.c_stride + n * LANES) : V{};
     const auto *a = p.a, *b = p.b + first * LANES;
@@ -67,7 +69,9 @@ void multiply_vectors(const Product<T> &p, Index first) {
                 sums[r][n] =
                     Format<T>::multiply_add(sums[r][n], a[r * p.a_stride], b + n * LANES);
     }
+#pragma GCC unroll 6
     for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
         for (int n = 0; n < N; n++) store(c + r * p.c_stride + n * LANES, sums[r][n]);
 }
 
