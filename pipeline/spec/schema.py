@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -164,6 +165,17 @@ class JobSpec(Frozen):
             return {**content, "prompt": {**_IMAGE_PROMPT, **prompt}}
         return content
 
+    @model_validator(mode="before")
+    @classmethod
+    def _promises_at_the_threshold_of_the_filter(cls, content: Any) -> Any:
+        """The default threshold of recall and precision is the one that `filter.keep` has."""
+        if not isinstance(content, Mapping) or not isinstance(content.get("tasks"), list | tuple):
+            return content
+        keep = content["filter"].get("keep") if isinstance(content.get("filter"), Mapping) else None
+        if not isinstance(keep, str):
+            return content
+        return {**content, "tasks": [_at_threshold_of(keep, task) for task in content["tasks"]]}
+
     @model_validator(mode="after")
     def _can_be_answered(self) -> JobSpec:
         read = [*_read(self.tasks)]
@@ -304,6 +316,19 @@ class JobSpec(Frozen):
         if repeated:
             raise ValueError(f"{repeated} named more than once; give each task its own name")
         return tasks
+
+
+def _at_threshold_of(keep: str, task: Any) -> Any:
+    """A task as it is written; its cascade has the number with which the filter compares p."""
+    cascade = task.get("cascade") if isinstance(task, Mapping) else None
+    if not isinstance(cascade, Mapping) or not {"recall", "precision"} & cascade.keys():
+        return task
+    label = cascade.get("label") or next(iter(task.get("labels") or ()), None)
+    p = rf'\b{task.get("name")}\.p\.(?:{re.escape(str(label))}\b|"{re.escape(str(label))}")'
+    compared = set(re.findall(rf"{p}\s*[<>]=?\s*(0?\.\d+)", keep))
+    if len(compared) != 1 or "threshold" in cascade:
+        return task
+    return {**task, "cascade": {**cascade, "threshold": float(compared.pop())}}
 
 
 def _read(tasks: Sequence[TaskSpec]) -> Iterator[tuple[Place, StageSpec]]:

@@ -50,8 +50,9 @@ class CascadeSpec(Frozen):
     """Precision of the cascade, with the answers of the last stage as truth."""
     label: str | None = None
     """The positive label of `recall` and `precision`. Default: the first one."""
-    threshold: Share = 0.5
-    """The probability of this label from which a document is positive, as in `filter.keep`."""
+    threshold: Share | None = None
+    """The probability of this label from which a document is positive. Default: the number with
+    which `filter.keep` compares it, or 0.5."""
     by: Text | None = None
     """Column of the input: the promise holds for each of its values in the sample."""
     confidence: Share = 0.95
@@ -82,7 +83,7 @@ class CascadeSpec(Frozen):
         if self.agree is not None and (self.recall or self.precision):
             fix = "is of all labels; write it, or recall and precision of one label"
             raise mistakes_error([(("agree",), fix)])
-        if self.agree is not None and (self.label is not None or self.threshold != 0.5):
+        if self.agree is not None and (self.label or self.threshold):
             key = "threshold" if self.label is None else "label"
             fix = "is of recall and precision; write one of them in place of agree, or remove it"
             raise mistakes_error([((key,), fix)])
@@ -99,9 +100,9 @@ class CascadeSpec(Frozen):
     @property
     def promise(self) -> dict[str, Any]:
         """What is promised of which answers, as JSON values."""
-        return self.model_dump(
-            mode="json", exclude={"stages", "teacher", "sample"}, exclude_none=True
-        )
+        unpromised = {"stages", "teacher", "sample"}
+        own = self.model_dump(mode="json", exclude=unpromised, exclude_none=True)
+        return {"threshold": 0.5, **own}
 
 
 def _or_auto(schema: dict[str, Any]) -> None:

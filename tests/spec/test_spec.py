@@ -171,6 +171,27 @@ def test_a_cascade_without_stages_has_the_question_as_its_last_one(
     assert spec_of(spec.model_dump(mode="json", exclude_defaults=True)) == spec
 
 
+@pytest.mark.parametrize(
+    ("keep", "cascade", "threshold"),
+    [
+        ("a.p.x < 0.3", {"recall": 0.9}, 0.3),
+        ('doc.n > .2 and not a.p."x" >= 0.30', {"recall": 0.9}, 0.3),
+        ("a.p.y > .7", {"precision": 0.9, "label": "y"}, 0.7),
+        ("a.p.x < 0.3", {"recall": 0.9, "threshold": 0.5}, 0.5),
+        ("a.p.x < 0.3 and a.p.x > 0.1", {"recall": 0.9}, 0.5),
+        ("a.p.y < 0.3 and ba.p.x < 0.2", {"recall": 0.9}, 0.5),
+        ("a.p.x < 0.3", {"agree": 0.9}, 0.5),
+    ],
+)
+def test_recall_has_the_threshold_of_the_filter(
+    keep: str, cascade: dict[str, Any], threshold: float
+) -> None:
+    task = {"name": "a", "labels": ["x", "y"], "question": "q", "cascade": cascade}
+    spec = spec_of({**JOB, "tasks": [task], "filter": {"keep": keep}})
+    assert spec.cascades[0].cascade.promise["threshold"] == threshold
+    assert spec_of(spec.model_dump(mode="json", exclude_defaults=True)) == spec
+
+
 def test_a_teacher_answers_the_last_stage() -> None:
     teacher = {"path": "large"}
     task = {"name": "a", "labels": ["x", "y"], "question": "q", "cascade": {"teacher": teacher}}
