@@ -65,9 +65,7 @@ class Journal:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        with self._alone() as file:
-            prices, self._known = _parsed(file)
-        self.spent = prices.get(self.run, 0.0)
+        self.commit()  # — reads the file, and removes a line that a kill has cut off
 
     def find(self, key: str) -> Top | None:
         """The answer to a request, if it is paid and kept."""
@@ -84,8 +82,8 @@ class Journal:
                 if key is not None:
                     self._known[key] = top
                     line |= {"key": key, "top": top}
-                with file.open("ab") as opened:  # — the last line may be cut off
-                    opened.write(b"\n" + canonical_json(line))
+                with file.open("ab") as opened:
+                    opened.write(canonical_json(line) + b"\n")
 
     def begin(self) -> None:
         """A shard begins."""
@@ -96,11 +94,12 @@ class Journal:
         with self._alone() as file:
             if file is not None:
                 prices, known = _parsed(file)
+                self.spent = max(self.spent, prices.get(self.run, 0.0))
                 self._known = known = {k: t for k, t in known.items() if k not in self._used}
                 paid = [{"price": price, "run": run} for run, price in prices.items() if price]
                 kept = [{"price": 0, "run": "", "key": k, "top": t} for k, t in known.items()]
                 written = file.with_suffix(".new")
-                written.write_bytes(b"\n".join(map(canonical_json, [*paid, *kept])))
+                written.write_bytes(b"".join(canonical_json(x) + b"\n" for x in (*paid, *kept)))
                 written.replace(file)
             self._used.clear()
 
@@ -122,10 +121,10 @@ class Journal:
                 raise ServerError(f"paid answers cannot be kept: {error}; {fix}") from error
 
 
-def _parsed(file: Path | None) -> tuple[dict[str, float], dict[str, Top]]:
+def _parsed(file: Path) -> tuple[dict[str, float], dict[str, Top]]:
     """By run what it paid, and by key the answers; damaged lines are left out."""
     prices, known = dict[str, float](), dict[str, Top]()
-    for line in file.read_bytes().splitlines() if file and file.exists() else ():
+    for line in file.read_bytes().splitlines() if file.exists() else ():
         with suppress(ValueError, KeyError, TypeError):
             content = parse_json(line)
             prices[content["run"]] = prices.get(content["run"], 0.0) + content["price"]

@@ -44,7 +44,7 @@ def test_a_line_that_was_cut_off_costs_no_other_line(tmp_path: Path) -> None:
     file, top = tmp_path / "journal", (("Yes", -0.5),)
     Journal(file, "run").add(1.0, "a", top)
     with file.open("ab") as opened:
-        opened.write(b'\n{"key": "cut o')
+        opened.write(b'{"key": "cut o')
     Journal(file, "run").add(2.0, "b", top)
     again = Journal(file, "run")
     assert again.find("a") == again.find("b") == top and again.spent == 3.0
