@@ -388,7 +388,7 @@ def _words(reply: requests.Response) -> str:
         return f"it redirects to {reply.headers['Location'][:200]}; write the URL of that API"
     error = _error(reply)
     words = " ".join(str(error.get("message", error)).split())
-    if key := reply.request.headers.get("Authorization", "").removeprefix("Bearer "):
+    if key := str(reply.request.headers.get("Authorization", "")).removeprefix("Bearer "):
         words = words.replace(key, "***")  # — some servers repeat it
     return words[:200] or str(reply.reason)
 

@@ -239,9 +239,10 @@ def test_an_unreachable_url_is_reported_within_seconds(
             engine(chat).prove()
 
 
-@pytest.mark.parametrize(
-    "choice", ["null", "{}", '{"logprobs": []}', '{"logprobs": {"content": 1}}']
-)
+TOP = '{"logprobs": {"content": [{"top_logprobs": [{"token": "Yes", "logprob": -1}]}]}}'
+
+
+@pytest.mark.parametrize("choice", ["null", '{"logprobs": {"content": 1}}', TOP])
 def test_an_answer_of_another_form_is_one_line(choice: str, chat: FakeChat) -> None:
     chat.page = f'{{"model": "small", "choices": [{choice}], "usage": [1]}}'.encode()
     with pytest.raises(SpecError, match=r"model.engine: .*returns no top_logprobs"):
