@@ -58,8 +58,11 @@ class EncoderEngine:
             config.pad_token_id = _padding(tokenizer, self._after)
         self._fill = config.pad_token_id
         self._excludes = config.problem_type != "multi_label_classification"
-        names = [str(config.id2label[number]) for number in range(config.num_labels)]
+        names = [str(config.id2label.get(number, number)) for number in range(config.num_labels)]
         self.classes = tuple(names) if self._excludes else (*names, *(NOT + name for name in names))
+        used = {name for own in labels.values() for classes in own.values() for name in classes}
+        if repeated := [name for name in sorted(used) if self.classes.count(name) > 1]:
+            raise ModelError(f"config.json: several classes of id2label are {repeated[0]!r}")
         self._scores = scores if len(names) == 1 and self._excludes else None
         if config.problem_type == "regression" and len(names) > 1:
             raise ModelError(f"its head has {len(names)} scores; use one with a single output")

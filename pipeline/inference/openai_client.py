@@ -5,6 +5,7 @@ Entry point: `ServerClient.ask`. Must not import torch.
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import random
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import requests
-from urllib3.exceptions import InvalidHeader
+from urllib3.exceptions import InvalidHeader, MaxRetryError
 from urllib3.util import Retry
 
 from pipeline.errors import DocumentError, Problem, ServerError, SpecError, one_line
@@ -34,7 +35,6 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 60.0
 _LATER = (408, 425, 429, 503, 529)  # whatever the document
 _BUSY = (*_LATER, 409, 500, 502, 504)
 _OF_DOCUMENT = (400, 413, 422)  # too long for the server, or rejected by it
-_PATHS = {401: "api_key_env", 403: "api_key_env", 404: "base_url"}
 _TOKENS_OF_TURNS = 64  # the most that a chat template adds to the bytes of a request
 
 Top = tuple[tuple[str, float], ...]  # texts of tokens with their log-probabilities
@@ -53,7 +53,8 @@ class Answer:
 class Journal:
     """What a run paid, and its answers that are not committed yet, in a file of this machine.
 
-    A process that is killed leaves them to the next one. Several threads may call the methods.
+    A process that is killed leaves them to the next one. Several threads may call the methods, and
+    several runs may use the file at once. ServerError if the file cannot be read or written.
     """
 
     file: Path | None = None  # one for each output; None: no answers are kept
@@ -64,13 +65,7 @@ class Journal:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        lines = self.file.read_bytes() if self.file is not None and self.file.exists() else b""
-        for line in lines.splitlines():
-            with suppress(ValueError, KeyError, TypeError):  # — the last one may be cut off
-                content = parse_json(line)
-                self.spent += content["price"] if content["run"] == self.run else 0.0
-                if "key" in content:
-                    self._known[content["key"]] = _top(content["top"])
+        self.commit()  # — reads the file, and removes a line that a kill has cut off
 
     def find(self, key: str) -> Top | None:
         """The answer to a request, if it is paid and kept."""
@@ -80,14 +75,15 @@ class Journal:
 
     def add(self, price: float, key: str | None = None, top: Top = ()) -> None:
         """Adds what was paid, and with a key the answer."""
-        with self._lock:
+        with self._alone() as file:
             self.spent += price
-            if self.file is not None:
+            if file is not None:
                 line = {"price": price, "run": self.run}
                 if key is not None:
                     self._known[key] = top
                     line |= {"key": key, "top": top}
-                _append(self.file, [line])
+                with file.open("ab") as opened:
+                    opened.write(canonical_json(line) + b"\n")
 
     def begin(self) -> None:
         """A shard begins."""
@@ -95,23 +91,46 @@ class Journal:
 
     def commit(self) -> None:
         """The answers of the shard at work are committed: no other one needs them."""
-        with self._lock:
-            for key in self._used & self._known.keys():
-                del self._known[key]
+        with self._alone() as file:
+            if file is not None:
+                prices, known = _parsed(file)
+                self.spent = max(self.spent, prices.get(self.run, 0.0))
+                self._known = known = {k: t for k, t in known.items() if k not in self._used}
+                paid = [{"price": price, "run": run} for run, price in prices.items() if price]
+                kept = [{"price": 0, "run": "", "key": k, "top": t} for k, t in known.items()]
+                written = file.with_suffix(".new")
+                written.write_bytes(b"".join(canonical_json(x) + b"\n" for x in (*paid, *kept)))
+                written.replace(file)
             self._used.clear()
-            if self.file is not None:
-                kept = ({"key": key, "top": top} for key, top in self._known.items())
-                written = self.file.with_suffix(".new")
-                written.unlink(missing_ok=True)
-                lines = [{"price": self.spent, "run": self.run}]
-                _append(written, [*lines, *({"price": 0, "run": "", **line} for line in kept)])
-                written.replace(self.file)
+
+    @contextmanager
+    def _alone(self) -> Iterator[Path | None]:
+        """The file, which no other thread or process changes in the block."""
+        with self._lock:
+            if self.file is None:
+                yield None
+                return
+            try:
+                self.file.parent.mkdir(parents=True, exist_ok=True)
+                with self.file.with_suffix(".lock").open("w") as lock:
+                    with suppress(OSError):  # — some disks have no locks
+                        fcntl.flock(lock, fcntl.LOCK_EX)
+                    yield self.file
+            except OSError as error:
+                fix = "free some space, or name another folder in ASSAY_CACHE"
+                raise ServerError(f"paid answers cannot be kept: {error}; {fix}") from error
 
 
-def _append(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("ab") as opened:
-        opened.write(b"".join(canonical_json(line) + b"\n" for line in lines))
+def _parsed(file: Path) -> tuple[dict[str, float], dict[str, Top]]:
+    """By run what it paid, and by key the answers; damaged lines are left out."""
+    prices, known = dict[str, float](), dict[str, Top]()
+    for line in file.read_bytes().splitlines() if file.exists() else ():
+        with suppress(ValueError, KeyError, TypeError):
+            content = parse_json(line)
+            prices[content["run"]] = prices.get(content["run"], 0.0) + content["price"]
+            if "key" in content:
+                known[content["key"]] = _top(content["top"])
+    return prices, known
 
 
 def _top(entries: Sequence[Sequence[Any]]) -> Top:
@@ -186,7 +205,8 @@ class ServerClient:
         except (ServerError, SpecError) as error:
             if error is self._end or (isinstance(error, SpecError) and not keep):
                 raise
-            self._end = self._end or ServerError(str(error))
+            reason = error.problems[0].fix if isinstance(error, SpecError) else str(error)
+            self._end = self._end or ServerError(reason)
             self._over.set()
             raise self._end from error
 
@@ -196,28 +216,26 @@ class ServerClient:
     @contextmanager
     def _reserved(self, most: float) -> Iterator[None]:
         """Keeps what a request may cost; ServerError if that may be more than the run has left."""
+        journal, at_work = self.journal, self._in_flight
         with self._lock:
             # — what is in flight may cost less than was reserved for it
-            while self._in_flight and self._left() - sum(self._in_flight) < most and not self._end:
+            while at_work and journal.spent + sum(at_work) + most > self._limit and not self._end:
                 self._lock.wait(1.0)
             if self._end is not None:
                 raise self._end
-            if self._left() < most:
+            if journal.spent + most > self._limit:
                 raise ServerError(
-                    f"ended by --max-cost {self._limit:g}: {self.journal.spent:.4g} is spent, and "
+                    f"ended by --max-cost {self._limit:g}: {journal.spent:.4g} is spent, and "
                     f"the next request may take up to {most:.2g}; finished shards and paid answers "
                     "are kept; run again, with another --max-cost, to go on"
                 )
-            self._in_flight.append(most)
+            at_work.append(most)
         try:
             yield
         finally:
             with self._lock:
-                self._in_flight.remove(most)
+                at_work.remove(most)
                 self._lock.notify_all()
-
-    def _left(self) -> float:
-        return self._limit - self.journal.spent
 
     def _retried(self, body: bytes, key: str | None) -> Answer:
         """The answer to a request, which is repeated while the server is busy or out of reach."""
@@ -246,18 +264,20 @@ class ServerClient:
                 allow_redirects=False,
             )
         except requests.RequestException as error:
-            if isinstance(error, requests.ReadTimeout):  # — the server may have answered
+            unsent = isinstance(error, ValueError) or isinstance(error.args[0], MaxRetryError)
+            if not unsent:  # — the server may have answered
                 self.journal.add(self._price(bound, 1))
             raise _NoAnswer(f"{type(error).__name__}: {one_line(error)}") from error
         status, content = reply.status_code, None
         if status in _BUSY:
             raise _NoAnswer(f"status {status}: {_words(reply)}", reply)
         if status == 200:
-            try:
+            with suppress(ValueError):
                 content = parse_json(reply.content)
-            except ValueError as error:
+            if not isinstance(content, dict) or "choices" not in content:
+                lacks = "JSON" if content is None else "choices"
                 words = f"{_words(reply)}; is model.base_url the URL of the API?"
-                raise _NoAnswer(f"status 200 without JSON: {words}") from error
+                raise _NoAnswer(f"status 200 without {lacks}: {words}")
         self._answered_s = time.monotonic()
         answer = self._read(reply, content, bound)
         price = self._price(answer.prompt_tokens, answer.answer_tokens)
@@ -290,20 +310,25 @@ class ServerClient:
             error.add_note(_words(reply))
             raise error
         if status != 200:
-            place = _PATHS.get(status, "base_url")
+            of_key = "api_key_file" if own.api_key_file else "api_key_env"
+            place = of_key if status in (401, 403) else "base_url"
             fix = f"the server at {self._url} refuses: status {status}: {_words(reply)}"
             raise SpecError([Problem(f"model.{place}", fix)])
-        content = content if isinstance(content, dict) else {}
         expected, named = own.revision or own.path, content.get("model")
         if named != expected:
             fix = f"the server at {self._url} answers as {named!r}, and not as {expected!r}"
-            fix += "; to accept that model, and to keep its answers apart, write its name here"
+            fix += "; to accept that model, and to keep its answers apart, write its name"
             raise SpecError([Problem("model.revision", fix, own.revision)])
         try:
             choice = content["choices"][0]
             tokens = (choice.get("logprobs") or {}).get("content") or []
             first = tokens[0]["top_logprobs"] if tokens else []
-            top = _top([(entry["token"], entry["logprob"]) for entry in first])
+            # — of an impossible token, a server may write null or -Infinity
+            pairs = [(e["token"], e["logprob"]) for e in first if e["logprob"] is not None]
+            top = _top([pair for pair in pairs if pair[1] > -math.inf])
+            used = content.get("usage") or {}
+            read = int(used.get("prompt_tokens") or bound)
+            written = int(used.get("completion_tokens") or 1)
             is_without = not top and bool(tokens or choice["message"].get("content"))
         except (AttributeError, LookupError, TypeError, ValueError):
             is_without, top = True, ()
@@ -311,10 +336,7 @@ class ServerClient:
             fix = f"the server at {self._url} returns no top_logprobs, which label probabilities "
             fix += "are read from; start it with log-probabilities on, or use another server"
             raise SpecError([Problem("model.engine", fix, own.engine)])
-        used = content.get("usage") or {}
-        return Answer(
-            top, int(used.get("prompt_tokens") or bound), int(used.get("completion_tokens") or 1)
-        )
+        return Answer(top, read, written)
 
 
 class _NoAnswer(Exception):
@@ -354,7 +376,7 @@ def read_key(model: ModelSpec) -> str | None:
 def _error(reply: requests.Response) -> Mapping[str, Any]:
     """The error object of a reply."""
     with suppress(ValueError, AttributeError):
-        content = reply.json()
+        content = parse_json(reply.content)
         if isinstance(error := content.get("error", content), dict):
             return error
     return {"message": reply.text}
@@ -365,12 +387,13 @@ def _words(reply: requests.Response) -> str:
     if reply.is_redirect:
         return f"it redirects to {reply.headers['Location'][:200]}; write the URL of that API"
     error = _error(reply)
-    return " ".join(str(error.get("message", error)).split())[:200] or str(reply.reason)
+    words = " ".join(str(error.get("message", error)).split())
+    if key := str(reply.request.headers.get("Authorization", "")).removeprefix("Bearer "):
+        words = words.replace(key, "***")  # — some servers repeat it
+    return words[:200] or str(reply.reason)
 
 
 def _kind(reply: requests.Response) -> str:
     """The server's word for the kind of error, such as `context_length_exceeded`."""
-    words = (_error(reply).get(name) for name in ("code", "type"))
-    return next(
-        (f", {w}" for w in words if isinstance(w, str) and re.fullmatch(r"\w{1,60}", w)), ""
-    )
+    words = [w for name in ("code", "type") if isinstance(w := _error(reply).get(name), str)]
+    return next((f", {w}" for w in words if re.fullmatch(r"\w{1,60}", w)), "")

@@ -130,26 +130,24 @@ class OpenAIEngine:
             with reporting:
                 on_batch(rows)
 
-        def ask(row: int) -> list[Answer] | DocumentError:
+        def ask(row: int) -> list[Answer]:
             answers = list[Answer]()
             try:  # — one question after the other: the server keeps what they have in common
                 for part in asked:
                     answers.append(self.client.ask(self.chat(documents[row], part)))
                     report()
             except DocumentError as error:
-                report(row)
-                return error
+                refused[row] = str(error)
             report(row)
             return answers
 
         with ThreadPoolExecutor(self.client.model.concurrency) as pool:
             try:
-                for row, answered in enumerate(pool.map(ask, range(len(documents)))):
-                    if isinstance(answered, DocumentError):
-                        refused[row] = str(answered)
-                        continue
-                    for own, part, answer in zip(log_probs, asked, answered, strict=True):
-                        own[row], not_returned = label_log_probs(answer.top, part)
+                for row, answers in enumerate(pool.map(ask, range(len(documents)))):
+                    # — a refused document may have answers to its first questions
+                    for own, part, answer in zip(log_probs, asked, answers, strict=False):
+                        of_labels, not_returned = label_log_probs(answer.top, part)
+                        own[row] = np.nan if row in refused else of_labels
                         usage += Usage(answer.prompt_tokens, answer.answer_tokens, 1, not_returned)
             finally:
                 pool.shutdown(cancel_futures=True)

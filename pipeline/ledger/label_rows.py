@@ -92,7 +92,7 @@ def _deciding_chunks(
 ) -> pa.StructArray:
     """[docs] the chunk whose answer it is; of several labels, that of the most probable one."""
     p = np.stack([own.log_probs[:, 0] - own.log_mass for own in scores])  # [parts, docs]
-    best = np.nan_to_num(p, nan=-np.inf).argmax(axis=0)  # [docs]
+    best = p.argmax(axis=0)  # [docs], of NaN where a part has no answer
     number = np.stack([own.deciding for own in scores])[best, np.arange(p.shape[1])]
     places = [spans(row)[n] if n >= 0 else (0, 0) for row, n in enumerate(number)]
     columns = [pa.array(side, pa.int32()) for side in np.array(places, np.int32).reshape(-1, 2).T]

@@ -49,7 +49,7 @@ from pipeline.runtime.limits import available_bytes, usable_cores
 from pipeline.runtime.model_cache import cached_model
 from pipeline.runtime.model_folder import check_folder
 from pipeline.runtime.progress import CONVERTING, FETCHING, LOADING, Send, WorkerReport, ignore
-from pipeline.runtime.weights import ModelFiles, fetch
+from pipeline.runtime.weights import ModelFiles, fetch, model_at
 from pipeline.sources.documents import EMPTY, OK, TRUNCATED
 from pipeline.spec.model import KeptFormat, ModelSpec
 from pipeline.spec.stages import DocumentsSpec
@@ -194,10 +194,11 @@ def server_engine(reader: Reader, run: Run | None, models: Models) -> OpenAIEngi
     """
     name = reader.spec.model.model_dump_json()
     client = models.get(name)
-    if not isinstance(client, ServerClient):
-        client = models[name] = _client(reader, run)
-    engine = OpenAIEngine(client, reader.spec.prompt, reader.spec.model_parts)
-    engine.prove()
+    with model_at(reader.places["model"]):
+        if not isinstance(client, ServerClient):
+            client = models[name] = _client(reader, run)
+        engine = OpenAIEngine(client, reader.spec.prompt, reader.spec.model_parts)
+        engine.prove()
     return engine
 
 

@@ -243,12 +243,16 @@ def _spread(job: Job, machine: Machine, work_items: int) -> Job:
             )
     first = max(placed, key=lambda own: (own.gpus, -own.actors))
     threads = max(own.threads for own in placed)
-    grows = machine.grows and all(r.spec.model.engine != "openai" for r in job.readers)
+    # — a second actor would be a second client, with as many requests and with the limit on cost
+    has_server = any(reader.spec.model.engine == "openai" for reader in job.readers)
+    actors = 1 if has_server else first.actors
     readers = tuple(
-        replace(reader, placement=replace(own, actors=first.actors, threads=threads))
+        replace(reader, placement=replace(own, actors=actors, threads=threads))
         for reader, own in zip(job.readers, placed, strict=True)
     )
-    return replace(job, readers=readers, placement=replace(first, threads=threads, grows=grows))
+    grows = machine.grows and not has_server
+    placement = replace(first, actors=actors, threads=threads, grows=grows)
+    return replace(job, readers=readers, placement=placement)
 
 
 def _label_missing(

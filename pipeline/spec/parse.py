@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from pipeline.errors import Option, Problem, SpecError
 from pipeline.local_files import read_whole
 from pipeline.spec.locations import Number
-from pipeline.spec.problems import problems_of
+from pipeline.spec.problems import as_written, problems_of
 from pipeline.spec.schema import JobSpec
 
 MAX_SPEC_BYTES = 16 * 1024 * 1024
@@ -101,9 +101,10 @@ def located(path: str | Path) -> Iterator[None]:
     except SpecError as error:
         try:
             content, lines = _read(read_whole(path, MAX_SPEC_BYTES).decode("utf-8"), str(path))
-        except (OSError, UnicodeDecodeError, SpecError):
+            problems = _with_lines(error, content, lines, str(path))
+        except (OSError, UnicodeDecodeError, SpecError, LookupError, TypeError):
             raise error from None  # the file has changed since it was read
-        raise SpecError(_with_lines(error, content, lines, str(path))) from error
+        raise SpecError(problems) from error
 
 
 def _read(text: str, place: str) -> tuple[Any, dict[str, int]]:
@@ -186,7 +187,7 @@ def _with_lines(
     """The problems with the line and the task of each whose place is a key of the spec."""
     located = []
     for problem in error.problems:
-        parts = problem.place.split(".")
+        parts = [*map(str, as_written(problem.place.split("."), content))]
         places = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
         line = next((lines[place] for place in places if place in lines), None)
         known = line is not None or parts[0] in JobSpec.model_fields
@@ -195,7 +196,8 @@ def _with_lines(
             located.append(problem)
             continue
         where = file if line is None else f"{file}, line {line}"
-        located.append(replace(problem, where=where + _task(parts, content)))
+        where += _task(parts, content)
+        located.append(replace(problem, place=".".join(parts), where=where))
     return located
 
 

@@ -38,7 +38,7 @@ _FIXES = {
     "union_tag_invalid": "a stage has no cascade of its own; remove it",
 }
 
-
+_OF_STAGES = ("model", "documents", "question", "readout", "classifier")
 _WRITE = "no such key; write "
 
 
@@ -46,7 +46,7 @@ def problems_of(error: ValidationError, content: Mapping[str, Any]) -> list[Prob
     """One problem for each mistake that pydantic reports for this content of a spec."""
     mistakes: dict[str, tuple[object, dict[str, None]]] = {}  # the value at a place, and the fixes
     for detail in error.errors():
-        place, value = _written(detail["loc"], content)
+        place, value = _written(as_written(detail["loc"], content), content)
         if not _follows(detail, value):
             _, fixes = mistakes.setdefault(place or "spec", (_shown(detail["loc"], value), {}))
             fixes[_fix(detail)] = None
@@ -70,6 +70,26 @@ def _follows(detail: ErrorDetails, value: Any) -> bool:
     kind = detail["type"]
     is_long = kind == "too_short" and len(value) >= detail["ctx"]["min_length"]
     return is_long or kind == "default_factory_not_called"
+
+
+def as_written(loc: Sequence[int | str], content: Mapping[str, Any]) -> Sequence[int | str]:
+    """The place of a stage's key in what the user wrote.
+
+    The stage of a cascade without `stages` is the task itself, with `teacher` as its model. A last
+    stage that answers alone has the place of its task.
+    """
+    if len(loc) < 3 or loc[0] != "tasks" or not str(loc[1]).isdecimal():
+        return loc
+    task, at, own = content["tasks"][int(loc[1])], (*loc[:2], "cascade"), loc[2:]
+    cascade = task.get("cascade") if isinstance(task, Mapping) else None
+    stages = cascade.get("stages") if isinstance(cascade, Mapping) else None
+    if "stages" in loc and not stages:
+        own = loc[loc.index("stages") + 2 :]
+    elif cascade is None or loc[2] not in _OF_STAGES or loc[2] in task:
+        return loc
+    if stages:
+        return (*at, "stages", len(stages) - 1, *own)
+    return (*at, "teacher", *own[own.index("model") + 1 :]) if "model" in own else (*loc[:2], *own)
 
 
 def _written(loc: Sequence[int | str], content: Mapping[str, Any]) -> tuple[str, Any]:

@@ -170,7 +170,7 @@ def _has_gates(spec: JobSpec, options: RunOptions) -> bool:
         fix = "publishes labels that were not judged; leave it out, or remove publish from the spec"
         raise option_error("publish_partial", fix)
     if options.max_cost is not None and (spec.server is None or spec.server.price is None):
-        fix = "needs the price of the server's tokens; write model.price, as {input: 1, output: 2}"
+        fix = "needs the price of tokens; write price: {input: 1, output: 2} in the server's model"
         raise option_error("max_cost", fix, options.max_cost)
     if gates := parse_gates(spec):
         gold = read_gold(None, spec)

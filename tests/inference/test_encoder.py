@@ -166,6 +166,12 @@ def test_a_class_that_the_head_lacks_and_a_head_with_one_output_are_named(tmp_pa
     with pytest.raises(ModelError, match="task 'a': its head has no class 'fine'; its 3 classes"):
         labels = {"a": {"x": ["fine"], "y": ["bad"]}}
         EncoderEngine(network, tokenizer, labels, max_batch_tokens=9)
+    network.config.id2label = {1: "good", 2: "bad", 3: "ugly"}
+    with pytest.raises(ModelError, match="no class 'ugly'; its 3 classes are 0, good, bad"):
+        EncoderEngine(network, tokenizer, LABELS, max_batch_tokens=9)
+    network.config.id2label = {0: "good", 1: "bad", 2: "bad"}
+    with pytest.raises(ModelError, match="several classes of id2label are 'bad'"):
+        EncoderEngine(network, tokenizer, {"a": {"x": ["good"], "y": ["bad"]}}, max_batch_tokens=9)
     names: dict[str, Any] = {"id2label": {0: "score"}, "label2id": {"score": 0}}
     folder = write_encoder(tmp_path / "one", **names)
     network = load_encoder(folder, dtype="float32", device="cpu")

@@ -176,6 +176,13 @@ def test_a_refused_document_fails_alone(chat: FakeChat) -> None:
     assert np.isnan(result.log_probs[0]).any(axis=1).tolist() == [n == 7 for n in range(12)]
 
 
+def test_the_answers_before_that_which_is_refused_are_counted(chat: FakeChat) -> None:
+    chat.refuses = "About what?"
+    result = engine(chat).label(tokens(DOCUMENTS[:2]))
+    assert {*result.refused} == {0, 1} and result.usage.requests == chat.paid.total() == 2
+    assert result.usage.prefix_tokens_computed == chat.tokens
+
+
 def test_another_model_behind_the_url_is_refused_by_both_names(chat: FakeChat) -> None:
     chat.model = "small-2026-11-01"
     with pytest.raises(
@@ -226,6 +233,32 @@ def test_an_unreachable_url_is_reported_within_seconds(
     chat.page = b"<html>Welcome</html>"
     with pytest.raises(ServerError, match=r"status 200 without JSON: <html>.*is model.base_url"):
         engine(chat).prove()
+    for page, shown in {b'{"error": {"message": "busy"}}': "busy", b"[]": r"\[\]"}.items():
+        chat.page = page
+        with pytest.raises(ServerError, match=f"status 200 without choices: {shown}; is model"):
+            engine(chat).prove()
+
+
+TOP = '{"logprobs": {"content": [{"top_logprobs": [{"token": "Yes", "logprob": -1}]}]}}'
+
+
+@pytest.mark.parametrize("choice", ["null", '{"logprobs": {"content": 1}}', TOP])
+def test_an_answer_of_another_form_is_one_line(choice: str, chat: FakeChat) -> None:
+    chat.page = f'{{"model": "small", "choices": [{choice}], "usage": [1]}}'.encode()
+    with pytest.raises(SpecError, match=r"model.engine: .*returns no top_logprobs"):
+        engine(chat).prove()
+
+
+def test_a_token_that_is_impossible_belongs_to_no_label(chat: FakeChat, tmp_path: Path) -> None:
+    top = '{"token": "Yes", "logprob": -0.1}, {"token": "No", "logprob": -Infinity}, '
+    top += '{"token": "\\ud83d", "logprob": -4}, {"token": "no", "logprob": null}'
+    choice = f'{{"logprobs": {{"content": [{{"top_logprobs": [{top}]}}]}}}}'
+    chat.page = f'{{"model": "small", "choices": [{choice}]}}'.encode()
+    for _ in range(2):  # — the second time from the journal
+        own = engine(chat, Journal(tmp_path / "journal"))
+        [log_probs] = own.label(tokens(DOCUMENTS[:1]), tasks=["toxic"]).log_probs
+        assert log_probs[0].tolist() == [pytest.approx(-0.1), -np.inf]
+    assert chat.paid.total() == 1
 
 
 def test_the_key_comes_from_the_environment_or_a_file(
@@ -248,6 +281,11 @@ def test_the_key_comes_from_the_environment_or_a_file(
                 engine(chat, **name)
             [problem] = failed.value.problems
             assert problem.place == f"model.{next(iter(name))}" and KEY not in str(failed.value)
+    file.write_text(KEY)
+    chat.always, chat.page = 401, b'{"error": {"message": "Wrong key: %s."}}' % KEY.encode()
+    with pytest.raises(SpecError, match=r"model.api_key_file: .*Wrong key: \*\*\*\.") as failed:
+        engine(chat, api_key_file=str(file)).prove()
+    assert KEY not in str(failed.value)
     file.unlink()
     with pytest.raises(SpecError, match=r"model.api_key_file: cannot be read"):
         engine(chat, api_key_file=str(file))
@@ -289,6 +327,20 @@ def test_a_request_without_an_answer_in_time_counts_before_it_is_repeated(
     with pytest.raises(ServerError, match=r"ended by --max-cost 0.7: 0.\d+ is spent"):
         own.label(tokens(DOCUMENTS))
     assert 0.35 < own.client.journal.spent <= 0.7 and chat.asked.total() == 1
+
+
+def test_a_request_that_was_sent_counts_though_its_connection_ended(
+    chat: FakeChat, short_waits: None
+) -> None:
+    own = engine(chat, concurrency=1, price={"input": 1500.0, "output": 0.0})
+    chat.faults.append(DROP)
+    own.label(tokens(DOCUMENTS[:1]), tasks=["toxic"])
+    answered = 1500 * chat.tokens / 1e6
+    assert chat.asked.total() == 2 and own.client.journal.spent > 2 * answered
+    nowhere = engine(chat, base_url="http://127.0.0.1:1/v1", price=PRICE, patience_s=0.2)
+    with pytest.raises(ServerError):
+        nowhere.prove()
+    assert nowhere.client.journal.spent == 0
 
 
 def test_paid_answers_are_kept_until_their_shard_is_committed(

@@ -11,7 +11,7 @@ import pytest
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.ledger.columns import ANSWER_COLUMNS, answer_columns
 from pipeline.ledger.label_rows import answer_rows
-from pipeline.spec.stages import QuestionTask
+from pipeline.spec.stages import DocumentsSpec, QuestionTask
 from pipeline.spec.tasks import TaskSpec
 
 LABELS = ["a/x", "a/y", "b/x", "b/y", "c"]
@@ -78,3 +78,15 @@ def test_scores_with_a_length_penalty_have_no_mass() -> None:
     table = table_of(task(top_k=3, length_penalty=0.5))
     assert table.column("mass").null_count == 3
     assert table.column("top").null_count == 1
+
+
+def test_a_document_without_an_answer_to_a_part_has_no_chunk_that_decided() -> None:
+    topics = task(kind="multi", labels=["art", "law"])
+    answers = ShardAnswers([[range(4)] * 2] * 2, topics.parts)
+    for number, own in enumerate(answers.by_task):
+        own.log_probs[:], own.log_mass[:], own.deciding[:] = np.log([0.75, 0.25]), 0.0, number
+    answers.by_task[0].log_probs[1], answers.by_task[0].deciding[1] = np.nan, -1
+    documents = DocumentsSpec(max_tokens=4, too_long="chunk", overlap_tokens=0)
+    rows = answer_rows(answers, topics, ["ok"] * 2, documents, lambda _row: [(0, 4), (4, 8)])
+    assert rows.field("chunk").to_pylist() == [{"start": 0, "end": 4}, None]
+    assert rows.field("labels").to_pylist() == [["art", "law"], None]

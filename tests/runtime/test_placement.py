@@ -11,6 +11,7 @@ import pytest
 from changing_corpus import Corpus
 
 from pipeline.errors import SpecError
+from pipeline.runtime.graph import shards_at_work
 from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.mailbox import STALL_LIMIT_S
 from pipeline.runtime.placement import (
@@ -332,6 +333,18 @@ def test_an_actor_with_two_models_has_one_number_of_threads_and_the_memory_of_bo
     assert (job.placement.actors, job.placement.threads) == expected
     for reader in job.readers:
         assert (reader.placement.actors, reader.placement.threads) == expected
+
+
+def test_beside_a_server_there_is_one_actor_with_one_shard_at_work(plain: Corpus) -> None:
+    """Or each would have its own requests in flight, limit on cost and journal."""
+    plain.model = {**plain.model, "device": "auto"}
+    job = job_of_two(plain, {"engine": "openai", "device": "auto", "base_url": "http://h/v1"})
+    assert (
+        _spread(replace(job, readers=job.readers[1:]), GPUS, work_items=100).placement.actors == 4
+    )
+    job = _spread(replace(job, spec=job.readers[0].spec), GPUS, work_items=100)
+    assert (job.placement.gpus, job.placement.actors, shards_at_work(job)) == (1, 1, 1)
+    assert {reader.placement.actors for reader in job.readers} == {1}
 
 
 def test_two_models_of_which_only_one_fits_into_memory_are_a_spec_error(plain: Corpus) -> None:

@@ -217,7 +217,14 @@ OF_CASCADES = [
         "tasks.0.cascade.teacher",
         "write it as the model of the last stage",
     ),
-    (task(cascade={"teacher": VLLM}), "tasks.0.cascade.model", "write engine: openai"),
+    (task(cascade={"teacher": VLLM}), "tasks.0.cascade.teacher", "write engine: openai"),
+    (
+        task(cascade={"teacher": {"path": "m", "engine": "openai"}}),
+        "tasks.0.cascade.teacher.base_url",
+        "http://localhost:8000/v1",
+    ),
+    (task(question="Is it?{answer}It", cascade={"teacher": SERVER}), "tasks.0.question", "begins"),
+    (task(cascade="auto", length_penalty=-1), "tasks.0.length_penalty", "at least 0"),
     (
         stages(*({**ASKED, "model": {**SERVER, "path": name}} for name in "ab")),
         "tasks",

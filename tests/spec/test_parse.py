@@ -250,6 +250,15 @@ def test_a_mistake_that_is_found_later_has_its_line_too(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("now", ["", "{}", "tasks: []", "]"])
+def test_a_file_that_changed_since_it_was_read_hides_no_mistake(now: str, tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(now)
+    with pytest.raises(SpecError) as caught, located(path):
+        raise SpecError([Problem("tasks.0.labels", "begin alike", 3)])
+    assert str(caught.value) == "tasks.0.labels: begin alike (got 3)"
+
+
 def test_mistakes_of_a_worker_survive_what_others_add_to_the_error() -> None:
     error = SpecError([Problem("tasks.0.labels", "begin alike", 3)])
     error.args = (*error.args, "advice of Ray Data")

@@ -15,6 +15,7 @@ from fake_chat import FakeChat
 from fitted import card_of, write_readout
 from transformers import PreTrainedTokenizerFast
 
+from pipeline.errors import SpecError
 from pipeline.fitted.readout import parse_readout
 from pipeline.options import EvalOptions, RunOptions, WorkOptions
 from pipeline.runtime.job import Run
@@ -22,6 +23,7 @@ from pipeline.runtime.placement import Placement
 from pipeline.runtime.progress import ignore
 from pipeline.runtime.weights import locate
 from pipeline.spec.model import ModelSpec
+from pipeline.spec.parse import located
 from pipeline.spec.stages import QuestionTask
 from pipeline.verbs.evaluate import evaluate
 from pipeline.verbs.forecast import forecast
@@ -145,6 +147,20 @@ def test_a_server_answers_the_sample_and_what_is_uncertain(corpus: Corpus, chat:
     corpus.verify()
     again = run(corpus)
     assert again.snapshot == result.snapshot and set(chat.paid.values()) == {1}
+
+
+def test_what_is_wrong_with_a_teaching_server_is_placed_where_it_is_written(
+    corpus: Corpus, chat: FakeChat
+) -> None:
+    whole = {**FORM, "question": "Which?", "labels": ["Yes", "No"]}
+    teacher = chat.spec(api_key_env="NO_SUCH_KEY")
+    corpus.task = {**whole, "cascade": {**AGREE, "teacher": teacher}}
+    for place in ("cascade.teacher", "cascade.stages.1.model"):
+        with pytest.raises(SpecError) as raised, located(corpus.spec_file):
+            run(corpus)
+        assert str(raised.value).startswith(f"tasks.0.{place}.api_key_env: NO_SUCH_KEY is not set")
+        stages = [{"question": "Really?"}, {"question": "Which?", "model": teacher}]
+        corpus.task = {**whole, "question": None, "cascade": {**AGREE, "stages": stages}}
 
 
 def test_a_promise_of_each_source(corpus: Corpus) -> None:
