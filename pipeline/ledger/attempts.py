@@ -1,4 +1,4 @@
-"""Markers below `attempts/`. Entry points: `Attempts.run`, `in_use` and `shown_to_workers`.
+"""Markers below `attempts/`. Entry points: `Attempts.run`, `in_use` and `check_shown`.
 
 A worker creates a marker before it labels a range of rows and deletes it afterwards. A marker that
 remains shows that the worker died, or that it had an error that is not a store's: the next attempt
@@ -42,7 +42,6 @@ from pipeline.stores.store import ATTEMPTS, Store
 logger = logging.getLogger(__name__)
 
 IN_USE = f"{ATTEMPTS}in-use/"
-SHOWN = f"{ATTEMPTS}shown-to-workers-"
 RUN, GC = "run", "gc"  # who uses the output
 RENEWED_AFTER_S = 60.0
 # Longer than a store or a machine pauses: after a crash, `gc` waits this long.
@@ -174,20 +173,8 @@ def _parts(rows: RowRange, deaths: Mapping[RowRange, int]) -> Iterator[RowRange]
         yield from _parts(part, deaths)
 
 
-@contextmanager
-def shown_to_workers(store: Store) -> Iterator[str]:
-    """The key of a new object, which each worker must see: see `check_shown`."""
-    key = f"{SHOWN}{uuid.uuid4().hex}"
-    store.create(key, b"")
-    try:
-        yield key
-    finally:
-        with suppress(StorageError):  # the result is kept
-            store.delete([key])
-
-
 def check_shown(store: Store, key: str) -> None:
-    """StorageError unless this machine sees the driver's object, if the store is a local folder.
+    """StorageError unless this machine sees the driver's mark, if the store is a local folder.
 
     The same path may be another folder here. With an empty key, nothing is checked.
     """
@@ -202,8 +189,9 @@ def check_shown(store: Store, key: str) -> None:
 
 
 @contextmanager
-def in_use(store: Store, by: str = RUN) -> Iterator[None]:
-    """Shows that a run, or `assay gc`, works on the output, until the block ends.
+def in_use(store: Store, by: str = RUN) -> Iterator[str]:
+    """Shows that a run, or `assay gc`, works on the output, until the block ends; the key of a mark
+    that stays so long.
 
     RefusedError while the other one does, and for ten minutes after that was killed. Runs name each
     other in the log.
@@ -222,8 +210,8 @@ def in_use(store: Store, by: str = RUN) -> Iterator[None]:
             # command of the other kind that starts now sees this mark, and ends
             with suppress(StorageError, RefusedError):
                 mark()
-                store.delete(marks[:-1])
-                del marks[:-1]
+                store.delete(marks[1:-1])
+                del marks[1:-1]
                 _look_for_others(store, by, marks, named)
 
     mark()
@@ -231,7 +219,7 @@ def in_use(store: Store, by: str = RUN) -> Iterator[None]:
     thread.start()
     try:
         _look_for_others(store, by, marks, named)
-        yield
+        yield marks[0]
     except UnavailableError:  # the store cannot delete the mark now: it expires
         marks.clear()
         raise

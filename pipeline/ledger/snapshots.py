@@ -193,10 +193,10 @@ def last_contents(store: Store, spec_name: str) -> Contents:
     return contents(store, number)
 
 
-def last_files(store: Store, spec_name: str | None) -> pa.Table | None:
-    """The files of the spec's last snapshot, or, for no spec, of the last of any."""
+def last_shards(store: Store, spec_name: str | None) -> frozenset[str]:
+    """The ids of the shards of the spec's last snapshot, or, for no spec, of the last of any."""
     last = next(headers(store, spec_name, skip_damaged=True), None)
-    return None if last is None else table_of(store, last)
+    return frozenset(() if last is None else table_of(store, last)["sid"].unique().to_pylist())
 
 
 def table_of(store: Store, snapshot: Mapping[str, Any]) -> pa.Table:

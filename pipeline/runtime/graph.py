@@ -180,7 +180,7 @@ def shards_at_work(job: Job) -> int:
     """How many shards an engine's process has at work at once.
 
     One is labelled on a GPU while the other is read, tokenised or committed. On CPUs these would
-    take the processors from each other. The journal of a server's answers has one shard at work.
+    take the processors from each other. A server's answers are kept until their shard is committed.
     """
     return 2 if job.placement.gpus and job.spec.server is None else 1
 

@@ -76,7 +76,6 @@ class Placement:
     actors: int
     threads: int
     gpus: int = 0  # of one actor
-    workers: int = 1  # what a price is for: machines, or actors with GPUs
     grows: bool = False  # whether more actors may start, as many as Ray has room for
 
     @property
@@ -208,13 +207,13 @@ def place(model: ModelSpec, machine: Machine) -> Placement:
             raise SpecError([Problem("model.tensor_parallel", fix, model.tensor_parallel)])
         nodes, cores = len(machine.cores), min(machine.cores)
         threads = cores if model.threads == "auto" else min(model.threads, cores)
-        return Placement("cpu", dtype, actors=nodes, threads=threads, workers=nodes)
+        return Placement("cpu", dtype, actors=nodes, threads=threads)
     threads, gpus = 1 if model.threads == "auto" else model.threads, model.tensor_parallel
     if gpus > (largest := max(machine.gpus)):
         fix = f"no machine here has more than {largest} GPUs; write at most that"
         raise SpecError([Problem("model.tensor_parallel", fix, gpus)])
     actors = sum(of_node // gpus for of_node in machine.gpus)
-    return Placement("cuda", dtype, actors, threads, gpus=gpus, workers=actors)
+    return Placement("cuda", dtype, actors, threads, gpus=gpus)
 
 
 def spread(

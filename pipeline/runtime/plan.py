@@ -35,7 +35,7 @@ from pipeline.ledger.cells import (
 from pipeline.ledger.counts_log import counted, logged_counts, with_known_counts
 from pipeline.ledger.cuts import Cut, Cuts, load_or_cut
 from pipeline.ledger.snapshot_files import label_files_of
-from pipeline.ledger.snapshots import last_files
+from pipeline.ledger.snapshots import last_shards
 from pipeline.ledger.text_index import Hashes, KnownTexts, shards_with_texts
 from pipeline.runtime.conditions import WHERE, check, drawn_from
 from pipeline.runtime.job import Job, Step
@@ -215,10 +215,7 @@ def stored_files(job: Job, store: Store, planned: Plan) -> StoredFiles:
 
     It is the spec's last snapshot, or without one the current one.
     """
-    published = last_files(store, job.spec.name)
-    if published is None:
-        published = last_files(store, None)
-    shown = frozenset[str](() if published is None else published["sid"].unique().to_pylist())
+    shown = last_shards(store, job.spec.name) or last_shards(store, None)
     # — the documents of a shown shard are missing if another run has published it since the listing
     new = frozenset(
         work.shard.id

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -24,7 +24,7 @@ from pipeline.errors import (
     StorageError,
 )
 from pipeline.inference.classifiers import label_log_probs
-from pipeline.ledger.attempts import in_use, shown_to_workers
+from pipeline.ledger.attempts import in_use
 from pipeline.ledger.cells import WorkItem, record_specs
 from pipeline.ledger.counts import ShardCounts
 from pipeline.ledger.counts_log import CountsLog
@@ -103,9 +103,9 @@ def label(
     spec = shared_by_nodes(spec, address)
     store = open_store(spec.output, spec.storage_options)
     check_create_only(store)
-    with in_use(store):
-        limit = limit or limit_of(options.sample, options.where)
-        yield _labelled(spec, store, cache_dir, address, options, limit, announce, part_of or Run())
+    with in_use(store) as shown:
+        limit, run = limit or limit_of(options.sample, options.where), part_of or Run()
+        yield _labelled(spec, store, cache_dir, address, options, limit, announce, run, shown)
 
 
 def _labelled(
@@ -117,6 +117,7 @@ def _labelled(
     limit: str | None,
     announce: Callable[[Progress], None],
     part_of: Run,
+    shown: str,  # the key of a mark of this run
 ) -> Outcome:
     """The recipe of a run: plan, start Ray, and label in rounds."""
     ends = None if options.max_hours is None else part_of.began + options.max_hours * 3600
@@ -134,12 +135,10 @@ def _labelled(
             if planned.work_items:
                 job = _spread(job, machine, len(planned.work_items))
                 watch.enter(STARTING_RAY, planned)
-                with (
-                    local_ray(job.placement),
-                    shown_to_workers(store) if connected else nullcontext("") as shown,
-                ):
-                    folder = input_folder(planned.work_items) if connected else ""
+                if connected:
+                    folder = input_folder(planned.work_items)
                     job = replace(job, run=replace(job.run, shown=shown, input_folder=folder))
+                with local_ray(job.placement):
                     planned = _label_missing(job, store, planned, counts, watch, options)
             else:
                 watch.enter(LISTING, planned)
@@ -241,16 +240,13 @@ def _spread(job: Job, machine: Machine, work_items: int) -> Job:
             placed[number] = spread(
                 placed[number], reader.spec.model, machine, work_items=most, needs=[*needs.values()]
             )
-    first = max(placed, key=lambda own: (own.gpus, -own.actors))
+    first, actors = max(placed, key=attrgetter("gpus")), min(own.actors for own in placed)
     threads = max(own.threads for own in placed)
-    # — a second actor would be a second client, with as many requests and with the limit on cost
-    has_server = any(reader.spec.model.engine == "openai" for reader in job.readers)
-    actors = 1 if has_server else first.actors
+    grows = machine.grows and all(r.spec.model.engine != "openai" for r in job.readers)
     readers = tuple(
         replace(reader, placement=replace(own, actors=actors, threads=threads))
         for reader, own in zip(job.readers, placed, strict=True)
     )
-    grows = machine.grows and not has_server
     placement = replace(first, actors=actors, threads=threads, grows=grows)
     return replace(job, readers=readers, placement=placement)
 

@@ -323,12 +323,13 @@ def _at_threshold_of(keep: str, task: Any) -> Any:
     cascade = task.get("cascade") if isinstance(task, Mapping) else None
     if not isinstance(cascade, Mapping) or not {"recall", "precision"} & cascade.keys():
         return task
-    label = cascade.get("label") or next(iter(task.get("labels") or ()), None)
-    p = rf'\b{task.get("name")}\.p\.(?:{re.escape(str(label))}\b|"{re.escape(str(label))}")'
-    compared = set(re.findall(rf"{p}\s*[<>]=?\s*(0?\.\d+)", keep))
+    of_cascade = cascade.get("label") or next(iter(task.get("labels") or ()), None)
+    name, label = (re.escape(str(text)) for text in (task.get("name"), of_cascade))
+    written = rf'\b{name}\.p\.(?:{label}\b|"{label}")\s*[<>]=?\s*(0?\.\d+)'
+    compared = {*map(float, re.findall(written, keep))}
     if len(compared) != 1 or "threshold" in cascade:
         return task
-    return {**task, "cascade": {**cascade, "threshold": float(compared.pop())}}
+    return {**task, "cascade": {**cascade, "threshold": compared.pop()}}
 
 
 def _read(tasks: Sequence[TaskSpec]) -> Iterator[tuple[Place, StageSpec]]:

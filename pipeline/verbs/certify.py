@@ -26,19 +26,21 @@ import numpy as np
 from pipeline.evaluation.promises import Bools, Groups, Judged, Promise
 from pipeline.fitted.certificate import Certificate, hash_of
 from pipeline.ledger.counts import Counts
+from pipeline.ledger.snapshots import last_shards
 from pipeline.options import RunOptions
 from pipeline.runtime.cascades import cheap_stages, write_certificate
-from pipeline.runtime.conditions import check, drawn_below, drawn_from
+from pipeline.runtime.conditions import DOC, check, drawn_below, drawn_from
 from pipeline.runtime.job import Job, Run
 from pipeline.runtime.progress import ignore
 from pipeline.runtime.run import planning
+from pipeline.sources.rule import named
 from pipeline.sources.shards import Shard
 from pipeline.spec.portable import shared_by_nodes
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import CascadeSpec, CascadeTask
 from pipeline.stores.store import check_create_only, open_store
 from pipeline.verbs.teach import Texts, teach
-from pipeline.verbs.uniform_sample import Announce, Answers, Sample, TimeIsOver
+from pipeline.verbs.uniform_sample import Announce, Answers, Sample, ShardsFailed, TimeIsOver
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +87,9 @@ def certify(
         known = [own for name in due if (own := job.cascades[name]).draw <= MOST_TIMES * least]
         share = max([least, *(own.draw for own in known)])
         earlier = {own.task: own for own in known if own.thresholds is not None}
+        drawn = drawn_from(drawn_below(share), planned.shards)
+        if not (sampled := tuple(shard for shard in drawn if shard.id not in failed)):
+            return counts
         asked = (due[t.name].whole if t.name in due else t for t in spec.tasks)
         sample = Sample(
             spec.model_copy(update={"tasks": tuple(t for t in asked if t.name not in later)}),
@@ -94,19 +99,21 @@ def certify(
             announce,
             run,
             share,
-            drawn_from(drawn_below(share), shards),
+            sampled,
             counts,
             failed,
         )
-        new = {
-            name: {w.shard.id for w in planned.work_items if name in w.tasks and not w.retry}
-            for name in due
-        }
+        # — one that was published lacks answers by other thresholds, questions or conditions
+        shown = last_shards(store, spec.name)
+        lacking = [w for w in planned.work_items if not w.retry and w.shard.id not in shown]
+        new = {name: {w.shard.id for w in lacking if name in w.tasks} for name in due}
         try:
             certificates = [*_certificates(sample, job, due, earlier, new)]
         except TimeIsOver:
             return counts
-        about = hash_of(shard.id for shard in shards if shard.id not in failed)
+        except ShardsFailed:
+            continue
+        about = hash_of(shard.id for shard in shards)
         for certificate in certificates:
             write_certificate(store, replace(certificate, shards=about))
             logger.info("%s: %s", certificate.task, certificate.words)
@@ -133,7 +140,7 @@ def _due(
                 continue
             due[task.name] = task
             if column is not None:
-                place, condition = f"tasks.{number}.cascade.by", f'doc."{column}" IS NULL'
+                place, condition = f"tasks.{number}.cascade.by", f"{named(DOC, column)} IS NULL"
                 check(condition, shards, spec.input.storage_options, place=place)
     return due, later
 

@@ -42,6 +42,10 @@ class TimeIsOver(Exception):
     """`--max-hours` ended the labelling of the sample."""
 
 
+class ShardsFailed(Exception):
+    """Shards of the sample cannot be labelled: the sample is drawn again, without them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answers:
     """A task's answers about the documents of a sample."""
@@ -82,6 +86,7 @@ class Sample:
         """The answers of these tasks, each in the place of the spec's task.
 
         The run that follows judges how many documents fail. TimeIsOver if the run has no time left.
+        ShardsFailed if a shard fails that has not failed before.
         """
         own = tuple(tasks.get(task.name, task) for task in self.spec.tasks)
         with label(
@@ -96,19 +101,20 @@ class Sample:
             self.n.update(labelled.tally.n)
             if labelled.stopped:
                 raise TimeIsOver
-            if labelled.plan.work_items:
-                self.failed.update(work.shard.id for work in labelled.plan.work_items)
+            failed = {work.shard.id for work in labelled.plan.work_items}
+            if failed - self.failed:
                 logger.warning("the sample of a cascade is not complete; %s", labelled.left)
+            # — of a file that is gone by now, a shard is not in the plan
+            gone = {s.id for s in self.shards} - {s.id for s in labelled.plan.shards}
+            if not failed | gone <= self.failed:
+                self.failed.update(failed, gone)
+                raise ShardsFailed
             return {name: self._stored(labelled, task) for name, task in tasks.items()}
 
     def _stored(self, labelled: Outcome, task: TaskSpec) -> Answers:
         """The answers of a task that has labelled the sample."""
         p, tokens, done = list[Floats](), list[Ints](), labelled.plan.done
         for shard, rows, _ in self.rows:
-            if shard.id in self.failed:
-                p.append(np.full((len(rows), len(task.labels)), np.nan))
-                tokens.append(np.zeros(len(rows), np.int64))
-                continue
             key = done.label_key(task.name, shard.id)
             file = structs(read_file(labelled.store, key, ["p", "n_tokens"]))
             own = file.take(pa.array(rows))
@@ -130,15 +136,13 @@ class Sample:
 
             if placement.gpus:
                 return on_a_node(call, num_gpus=placement.gpus)
-            return on_a_node(call, num_cpus=max(1, placement.cores // placement.workers))
+            return on_a_node(call, num_cpus=placement.threads)
 
     def values(self, column: str) -> Groups:  # [docs]
         """The value of a column of the input, of each document, as a text."""
         options, texts = self.spec.input.storage_options, list[str]()
         for shard, rows, _ in self.rows:
-            values: list[object] = []
-            if shard.id not in self.failed:
-                values = input_columns(shard, [column], options).to_pydict().get(column, [])
+            values = input_columns(shard, [column], options).to_pydict().get(column, [])
             texts += [str(values[row]) if row < len(values) else "" for row in rows]
         return np.array(texts, np.str_)
 

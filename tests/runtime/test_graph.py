@@ -149,7 +149,7 @@ def any_job(*, gpus: int = 0) -> Any:
     """A job of which nothing is asked."""
     return SimpleNamespace(
         placement=SimpleNamespace(gpus=gpus, threads=1),
-        spec=SimpleNamespace(output="", storage_options={}),
+        spec=SimpleNamespace(output="", storage_options={}, server=None),
         run=SimpleNamespace(is_over=False, ends=None, shown="", input_folder=""),
     )
 

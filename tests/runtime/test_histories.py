@@ -18,7 +18,7 @@ from changing_corpus import TOPIC, Corpus, asked_of, decided, kill
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from pipeline.ledger.snapshots import last_files, last_snapshot, snapshot_numbers
+from pipeline.ledger.snapshots import last_shards, last_snapshot, snapshot_numbers
 from pipeline.ledger.text_index import LEAST_SOURCES
 from pipeline.runtime.outcome import Outcome
 
@@ -156,10 +156,9 @@ class History:
         The number is that of the create at which this happens, or of the hours of a wrong clock.
         """
         texts, before, runs = self.inside(options), corpus.stored(), 1
-        shard_texts, published = corpus.shard_texts(), None
-        for name in (corpus.name, None):  # the spec's last snapshot, or else the current one
-            if published is None and (files := last_files(corpus.store, name)) is not None:
-                published = {*files["sid"].to_pylist()}
+        shard_texts = corpus.shard_texts()
+        # — of the spec's last snapshot, or else of the current one
+        published = last_shards(corpus.store, corpus.name) or last_shards(corpus.store, None)
         if kind == "killed":
             outcome = corpus.run_until(number, kill, **options)
         elif kind == "two runs":

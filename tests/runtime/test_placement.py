@@ -49,19 +49,19 @@ AMPERE = replace(GPUS, gpu_formats=frozenset({"bfloat16"}))
         ({"dtype": "bfloat16"}, OLD, Placement("cpu", "bfloat16", actors=1, threads=8)),
         ({"threads": 3}, OLD, Placement("cpu", "float32", actors=1, threads=3)),
         ({"threads": 9}, OLD, Placement("cpu", "float32", actors=1, threads=8)),
-        ({}, GPUS, Placement("cuda", "bfloat16", actors=4, threads=1, gpus=1, workers=4)),
-        ({"dtype": "fp8"}, GPUS, Placement("cuda", "bfloat16", 4, threads=1, gpus=1, workers=4)),
-        ({"device": "cpu"}, GPUS, Placement("cpu", "float32", actors=2, threads=16, workers=2)),
-        ({}, OLD_GPUS, Placement("cuda", "float16", actors=1, threads=1, gpus=1, workers=1)),
+        ({}, GPUS, Placement("cuda", "bfloat16", actors=4, threads=1, gpus=1)),
+        ({"dtype": "fp8"}, GPUS, Placement("cuda", "bfloat16", 4, threads=1, gpus=1)),
+        ({"device": "cpu"}, GPUS, Placement("cpu", "float32", actors=2, threads=16)),
+        ({}, OLD_GPUS, Placement("cuda", "float16", actors=1, threads=1, gpus=1)),
         (
             {"dtype": "float16", "threads": 2},
             GPUS,
-            Placement("cuda", "float16", actors=4, threads=2, gpus=1, workers=4),
+            Placement("cuda", "float16", actors=4, threads=2, gpus=1),
         ),
         (
             {"engine": "vllm", "tensor_parallel": 2},
             Machine(gpus=(8, 3), cores=(16, 16)),
-            Placement("cuda", "bfloat16", actors=5, threads=1, gpus=2, workers=5),
+            Placement("cuda", "bfloat16", actors=5, threads=1, gpus=2),
         ),
     ],
 )
@@ -248,7 +248,7 @@ def test_no_more_engines_than_fit_into_memory(
     machine = replace(BYTES, cores=(16,), memory_bytes=gib * GIB)
     spec, needs = ModelSpec(path="m", **model), needs_of(tmp_path, QWEN, 2_048, **model)
     placed = spread(place(spec, machine), spec, machine, work_items=1_000, needs=[needs])
-    assert (placed.actors, placed.threads, placed.workers) == (*expected, 1)
+    assert (placed.actors, placed.threads) == expected
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["text", "with images"])
@@ -335,16 +335,13 @@ def test_an_actor_with_two_models_has_one_number_of_threads_and_the_memory_of_bo
         assert (reader.placement.actors, reader.placement.threads) == expected
 
 
-def test_beside_a_server_there_is_one_actor_with_one_shard_at_work(plain: Corpus) -> None:
-    """Or each would have its own requests in flight, limit on cost and journal."""
-    plain.model = {**plain.model, "device": "auto"}
-    job = job_of_two(plain, {"engine": "openai", "device": "auto", "base_url": "http://h/v1"})
-    assert (
-        _spread(replace(job, readers=job.readers[1:]), GPUS, work_items=100).placement.actors == 4
-    )
-    job = _spread(replace(job, spec=job.readers[0].spec), GPUS, work_items=100)
-    assert (job.placement.gpus, job.placement.actors, shards_at_work(job)) == (1, 1, 1)
+def test_a_server_beside_a_model_on_gpus_has_one_client(plain: Corpus) -> None:
+    job = _spread(job_of_two(plain, {"engine": "openai"}), GPUS, work_items=100)
+    assert (job.placement.actors, job.placement.gpus) == (1, 1)
     assert {reader.placement.actors for reader in job.readers} == {1}
+    # — whose kept answers are those of one shard at a time
+    server = job.spec.model_copy(update={"model": job.readers[0].spec.model})
+    assert (shards_at_work(job), shards_at_work(replace(job, spec=server))) == (2, 1)
 
 
 def test_two_models_of_which_only_one_fits_into_memory_are_a_spec_error(plain: Corpus) -> None:

@@ -26,7 +26,7 @@ from pipeline.errors import ModelError, StorageError
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_model
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.ledger.attempts import DEATHS_OF_A_STEP, shown_to_workers
+from pipeline.ledger.attempts import DEATHS_OF_A_STEP, in_use
 from pipeline.ledger.counts import ShardCounts
 from pipeline.runtime.job import Job, Run, make_job
 from pipeline.runtime.placement import Placement, place, this_machine
@@ -207,7 +207,7 @@ def test_a_worker_whose_output_is_another_folder_names_it_and_writes_nothing(
     store = LocalStore(tmp_path / "out")
     (work,) = plan(job, store).work_items
     arguments = (work,) if stage is commit_documents else ()
-    with shown_to_workers(store) as shown:
+    with in_use(store) as shown:
         stage(replace(job, run=replace(job.run, shown=shown)), *arguments)
         (tmp_path / "out").rename(tmp_path / "of the driver")
         text = f"{tmp_path}/out: the output on this machine is not that of the driver .*; mount"
@@ -215,7 +215,7 @@ def test_a_worker_whose_output_is_another_folder_names_it_and_writes_nothing(
             stage(replace(job, run=replace(job.run, shown=shown)), *arguments)
         assert not (tmp_path / "out").exists()
         (tmp_path / "of the driver").rename(tmp_path / "out")
-    assert not list(store.list("attempts/shown"))
+    assert not list(store.list("attempts/"))
 
 
 def test_a_shard_is_tokenised_while_another_is_labelled(

@@ -199,6 +199,7 @@ STAGES = [
         "each text once",
     ),
 ]
+KEPT = {"filter": {"keep": "a.p.x < 0.3"}}
 VLLM = {"path": "m", "engine": "vllm"}
 SERVER = {"path": "m", "engine": "openai", "base_url": "http://localhost:8000/v1"}
 OF_CASCADES = [
@@ -238,6 +239,7 @@ OF_CASCADES = [
     ({"model": VLLM, **task(cascade="auto")}, "tasks.0.cascade", "one of engine assay"),
     ({"model": SERVER, **task(cascade="auto")}, "tasks.0.cascade", "one of engine assay"),
     (task(question=None, cascade="auto"), "tasks.0.cascade", "to a question"),
+    ({**KEPT, **task(name="a(", cascade={"recall": 0.9})}, "tasks.0.name", "lower case"),
 ]
 ENGINES = [
     ({"model": {"path": "m", "engine": "sglang"}}, "model.engine", "'assay', 'vllm' or 'openai'"),

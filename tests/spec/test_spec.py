@@ -179,6 +179,7 @@ def test_a_cascade_without_stages_has_the_question_as_its_last_one(
         ("a.p.y > .7", {"precision": 0.9, "label": "y"}, 0.7),
         ("a.p.x < 0.3", {"recall": 0.9, "threshold": 0.5}, 0.5),
         ("a.p.x < 0.3 and a.p.x > 0.1", {"recall": 0.9}, 0.5),
+        ("a.p.x < 0.3 or not a.p.x >= .30", {"recall": 0.9}, 0.3),
         ("a.p.y < 0.3 and ba.p.x < 0.2", {"recall": 0.9}, 0.5),
         ("a.p.x < 0.3", {"agree": 0.9}, 0.5),
     ],

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from certified import DOCUMENTS, agreement, asked, certificate, labelled
-from changing_corpus import Corpus
+from changing_corpus import Corpus, acting_before
 
 from pipeline.errors import SpecError, StorageError
 from pipeline.evaluation.promises import Judged
-from pipeline.fitted.certificate import Certificate
+from pipeline.fitted.certificate import Certificate, hash_of
 from pipeline.gold.answers import matching_snapshot
 from pipeline.integrity.diff import Comparison, compare, exceeded
 from pipeline.integrity.verify import verify, wrong_certificates
@@ -112,6 +112,20 @@ def test_a_shard_that_fails_ends_no_sample_and_is_proved_of_once_it_is_labelled(
     second = certificate(corpus)
     assert result.certificates == {"toxic": second} and second.documents > first.documents
     assert agreement(corpus) >= 0.9
+    corpus.verify()
+
+
+@pytest.mark.parametrize("after", [1, 7, 8])  # of seven shards
+def test_a_file_that_is_deleted_during_the_sample_proves_nothing(
+    corpus: Corpus, after: int
+) -> None:
+    """Before, between and after the answers of the whole model."""
+    corpus.write("two", [f"an odd text {n}" for n in range(100)])
+    with acting_before(after, lambda: corpus.delete("two"), folder="labels/"):
+        result = labelled(corpus)
+    own = certificate(corpus)
+    assert result.certificates == {"toxic": own} and own.thresholds is not None
+    assert own.shards == hash_of(shard.id for shard in corpus.plan().shards)
     corpus.verify()
 
 

@@ -17,6 +17,8 @@ from pipeline.ledger.snapshots import contents
 from pipeline.runtime.cascades import read_certificates
 from pipeline.verbs.certify import certify
 
+SOURCE = 'sou"e'  # as long in JSON as `source`, by which the documents are drawn
+
 
 @pytest.fixture
 def corpus(certified: Corpus) -> Corpus:
@@ -68,7 +70,7 @@ def test_recall_and_precision_of_a_label(corpus: Corpus) -> None:
 def test_a_promise_of_each_source_holds_where_the_cheap_stage_is_bad(corpus: Corpus) -> None:
     kinds = ["odd" if number % 4 == 0 else "usual" for number in range(2 * DOCUMENTS)]
     texts = [f"{kind} text {number}" for number, kind in enumerate(kinds)]
-    corpus.write("one", texts, source=kinds)
+    corpus.write("one", texts, **{SOURCE: kinds})
     corpus.promise = {"agree": 0.8}
     labelled(corpus)
     of_all = certificate(corpus)
@@ -77,7 +79,7 @@ def test_a_promise_of_each_source_holds_where_the_cheap_stage_is_bad(corpus: Cor
     corpus.promise = {"agree": 0.8, "by": "sourse"}
     with pytest.raises(SpecError, match=r"tasks\.0\.cascade\.by: .* no value in sourse"):
         labelled(corpus)
-    corpus.promise = {"agree": 0.8, "by": "source"}
+    corpus.promise = {"agree": 0.8, "by": SOURCE}
     labelled(corpus)
     of_each = certificate(corpus)
     assert {*of_each.shares} == {"agree (odd)", "agree (usual)"}
@@ -142,6 +144,17 @@ def test_no_rule_is_taken_that_new_files_alone_refute(corpus: Corpus) -> None:
     assert 0 <= second.rule < first.rule and second.curves == first.curves
     # — the first rule would be proved of all documents: the proof of this one has room
     assert second.shares["agree"].proved > 0.93
+    corpus.verify()
+
+
+def test_new_files_alone_refute_a_rule_though_no_shard_has_answers_by_it(corpus: Corpus) -> None:
+    corpus.write("one", [f"text {n}" for n in range(4 * DOCUMENTS)])
+    labelled(corpus)
+    corpus.promise = {"agree": 0.8}
+    corpus.write("two", [f"an odd text {n}" for n in range(DOCUMENTS // 2)])
+    labelled(corpus)
+    # — by the rule that all documents together prove, it is half
+    assert agreement(corpus, "odd") > 0.6
     corpus.verify()
 
 
