@@ -35,6 +35,9 @@ _ATTEMPTS = 3  # of a commit, while others commit to the same table
 _KEY = "assay.export"
 _BATCH_ROWS = 131_072  # of a Lance dataset
 _SMALL = (pa.int8(), pa.int16())
+# In an entry of Delta's history: its operation, or its mode, may take rows away, or change them.
+_TAKES = re.compile("'(Overwrite|DELETE|MERGE|RESTORE|TRUNCATE|UPDATE)'|REPLACE TABLE")
+_KEEP = ("append", "replace")  # operations of Iceberg after which all rows are there
 # Names of errors of pyiceberg, and words of object stores and of their clients.
 _DENIED = re.compile("Forbidden|Unauthorized|AccessDenied|permission denied|lacked", re.IGNORECASE)
 
@@ -89,9 +92,8 @@ def _unwritten(to: str, error: Exception) -> AssayError:
     """The error of a library that cannot write, or of a place that does not answer."""
     line = f"cannot be written: {one_line(error)}"
     if _DENIED.search(f"{type(error).__name__}: {error}"):
-        return option_error(
-            "to", f"{line}; use credentials that may write there, or another place", to
-        )
+        fix = "use credentials that may write there, or another place"
+        return option_error("to", f"{line}; {fix}", to)
     if isinstance(error, ValueError | NotImplementedError):
         return option_error("to", f"{line}; name another table, or change its configuration", to)
     if "://" in to:
@@ -109,14 +111,13 @@ def _columns(to: str, existing: pa.Schema, own: pa.Schema) -> pa.Schema:
         raise option_error("to", fix, to)
     for field in existing:
         if field.name not in own.names:
-            fix = f"has the column {field.name}, and the export does not; drop the column, or name "
-            raise option_error("to", f"{fix}another table", to)
+            fix = f"has the column {field.name}, and the export does not; drop the column"
+            raise option_error("to", f"{fix}, or name another table", to)
         own_type, table_type = _shown(own.field(field.name).type), _shown(field.type)
         if own_type != table_type:
-            fix = (
-                f"has the column {field.name} as {table_type}, and the export as {own_type}; name "
-            )
-            raise option_error("to", f"{fix}another table, or change the type of the column", to)
+            fix = f"has the column {field.name} as {table_type}, and the export as {own_type}; "
+            fix += "name another table, or change the type of the column"
+            raise option_error("to", fix, to)
     added = [field for field in own if field.name not in existing.names]
     same = (own.field(field.name).with_nullable(field.nullable) for field in existing)
     return pa.schema([*same, *added])
@@ -160,13 +161,7 @@ def _cast(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 def _write_delta(to: str, place: str, labels: LabelTable) -> bool:
     """Whether a version of the table was written: not if the last export has these labels."""
-    from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-    from deltalake.exceptions import (
-        CommitFailedError,
-        DeltaError,
-        DeltaProtocolError,
-        TableNotFoundError,
-    )
+    from deltalake import CommitProperties, DeltaTable, Transaction, exceptions, write_deltalake
 
     contents = labels.labelled.contents
     key, number = f"assay {contents.spec} {labels.id}", contents.number
@@ -175,17 +170,20 @@ def _write_delta(to: str, place: str, labels: LabelTable) -> bool:
     try:
         try:
             table = DeltaTable(place, storage_options=native)
-        except TableNotFoundError:
+        except exceptions.TableNotFoundError:
             if "://" not in place and Path(place).is_dir() and any(Path(place).iterdir()):
                 fix = "is a folder of other files, and no Delta table; name another folder"
                 raise option_error("to", fix, to) from None
             table = DeltaTable.create(place, own, mode="ignore", storage_options=native)
         if table.transaction_version(key) == number:
-            ends = (c for c in table.history() if _KEY in c or c.get("operation") == "RESTORE")
+            ends = (each for each in table.history() if _KEY in each or _TAKES.search(str(each)))
             if next(ends, {}).get(_KEY) == value:
                 return False
-        if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+        configuration = table.metadata().configuration
+        if configuration.get("delta.columnMapping.mode", "none") != "none":
             raise option_error("to", "has column mapping; name a table without it", to)
+        if configuration.get("delta.appendOnly") == "true":
+            raise option_error("to", "is append-only; name a table that is not", to)
         schema = _columns(to, pa.schema(table.schema().to_arrow()), own)
         few = {"batch_size": 16_384, "batch_readahead": 1, "fragment_readahead": 1}
         old = table.to_pyarrow_dataset().to_batches(**few)
@@ -199,12 +197,12 @@ def _write_delta(to: str, place: str, labels: LabelTable) -> bool:
                 schema_mode="merge",
                 commit_properties=CommitProperties({_KEY: value}, app_transactions=done),
             )
-    except CommitFailedError as error:
+    except exceptions.CommitFailedError as error:
         raise _Conflict from error
-    except DeltaProtocolError as error:
+    except exceptions.DeltaProtocolError as error:
         fix = f"cannot be written: {one_line(error)}; name a table without these features"
         raise option_error("to", fix, to) from error
-    except (DeltaError, OSError) as error:
+    except (exceptions.DeltaError, OSError) as error:
         raise _unwritten(to, error) from error
     return True
 
@@ -245,8 +243,9 @@ def _upsert_iceberg(to: str, catalog: str, name: str, labels: LabelTable) -> boo
     transaction, table = _begun(to, catalog, name, schema)
     if table is not None:
         snapshots = ancestors_of(table.current_snapshot(), table.metadata)
-        exported = (each.summary[_KEY] for each in snapshots if each.summary is not None)
-        if next(filter(None, exported), None) == value:
+        summaries = (each.summary for each in snapshots if each.summary is not None)
+        ends = (of[_KEY] for of in summaries if of[_KEY] or of.operation.value not in _KEEP)
+        if next(ends, None) == value:
             return False
         if not table.spec().is_unpartitioned():
             raise option_error("to", "is partitioned; name a table without partitions", to)
@@ -301,17 +300,15 @@ def _write_lance(to: str, place: str, labels: LabelTable) -> bool:
     key, value = _KEY.encode(), _value(labels).encode()
     marks = {field.name: (field.metadata or {}).get(key, b"") for field in dataset.schema}
     before = [name for name, mark in marks.items() if mark.split(b" ")[0] == value.split(b" ")[0]]
-    if before and all(marks[name] == value for name in before):
-        return False
     names = [each.name for each in labels.columns if each.source[0] in contents.tasks]
-    if dotted := [name for name in names if "." in name]:
-        fix = f"Lance has no columns with a dot in their names, such as {dotted[0]}; export a file"
-        raise option_error("to", fix, to)
+    if all(marks.get(name) == value for name in names) and _has_all(dataset, names):
+        return False
+    if odd := [name for name in names if {".", "`"} & {*name}]:
+        fix = f"Lance has no columns with a dot or a backtick in their names, such as {odd[0]}"
+        raise option_error("to", f"{fix}; export a file", to)
     if foreign := [name for name in names if name in marks and name not in before]:
-        fix = (
-            f"has the column {foreign[0]}, which is not of an export of {contents.spec}; rename it"
-        )
-        raise option_error("to", fix, to)
+        fix = f"has the column {foreign[0]}, which is not of an export of {contents.spec}"
+        raise option_error("to", f"{fix}; rename it", to)
     id = labels.labelled.spec.input.id or "doc_id"
     if id not in marks:
         fix = f"has no column {id}, by which its rows are found; name it in input.id of the spec"
@@ -330,6 +327,14 @@ def _write_lance(to: str, place: str, labels: LabelTable) -> bool:
     except OSError as error:
         raise _unwritten(to, error) from error
     return True
+
+
+def _has_all(dataset: Any, names: Sequence[str]) -> bool:
+    """Whether these columns are in the files of all fragments; not in those appended since."""
+    columns = (of for of in dataset.lance_schema.fields() if of.name() in names)
+    ids = {of.id() for of in columns if not of.children()}
+    files = (fragment.metadata.files for fragment in dataset.get_fragments())
+    return all(ids <= {id for file in own for id in file.fields} for own in files)
 
 
 def _joined(
