@@ -300,9 +300,9 @@ def _write_lance(to: str, place: str, labels: LabelTable) -> bool:
     key, value = _KEY.encode(), _value(labels).encode()
     marks = {field.name: (field.metadata or {}).get(key, b"") for field in dataset.schema}
     before = [name for name, mark in marks.items() if mark.split(b" ")[0] == value.split(b" ")[0]]
-    names = [each.name for each in labels.columns if each.source[0] in contents.tasks]
-    if all(marks.get(name) == value for name in names) and _has_all(dataset, names):
+    if before and all(marks[name] == value for name in before) and _has_all(dataset, before):
         return False
+    names = [each.name for each in labels.columns if each.source[0] in contents.tasks]
     if odd := [name for name in names if {".", "`"} & {*name}]:
         fix = f"Lance has no columns with a dot or a backtick in their names, such as {odd[0]}"
         raise option_error("to", f"{fix}; export a file", to)

@@ -306,12 +306,16 @@ def test_what_a_killed_filter_left_is_deleted(folder: Path) -> None:
     assert not left.exists()
 
 
-def test_files_with_other_names_are_those_of_another_filter(own_folder: Path) -> None:
-    first = filtered_with(own_folder, keep=KEEP)
+def test_files_with_other_names_are_those_of_another_filter(
+    own_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    to = str(tmp_path_factory.mktemp("to"))
+    first = filtered_with(own_folder, to, keep=KEEP)
     wider = {**content_of(own_folder, keep=KEEP)}
     wider["input"] = {"path": f"{own_folder}/i*/**/*.jsonl", "id": "id"}
-    options = FilterOptions(str(own_folder / "to"))
-    again = filter_corpus(parse_spec(json.dumps(wider)), options, cache_dir=own_folder / "cache")
+    again = filter_corpus(
+        parse_spec(json.dumps(wider)), FilterOptions(to), cache_dir=own_folder / "cache"
+    )
     assert again.written is not None and kept_folder(again) != kept_folder(first)
     rows = ids_in(list(again.written.kept.globs), "id")
     assert sorted(rows) == sorted({*rows}) and len(rows) == first.sizes.kept.documents

@@ -134,8 +134,8 @@ def test_ids_like_dates_and_texts_of_several_lines_are_read(own_folder: Path) ->
     side = SideTable.of(JoinSpec(path=str(path)), {}, ["note"])
     with duckdb.connect() as database:
         database.sql("create table labels as select '2026-01-07' as doc_id")
-        database.sql(side.join(database, "labels", "joined.note")).fetchone()
-        assert database.sql("select count(*) from side").fetchone() == (38_000,)
+        database.execute(side.join(database, "labels", "joined.note"))
+        assert database.execute("select count(*) from side").fetchone() == (38_000,)
     path.write_text("doc_id,flagged,words\n")  # — nothing is flagged
     rule = {"keep": KEEP, "join": {"path": str(path)}}
     assert kept(filtered_with(own_folder, **rule)) == kept(

@@ -97,15 +97,18 @@ def test_an_export_equals_a_join_of_the_raw_files(
     assert result.complete and result.format == format
 
 
-def test_a_folder_whose_files_had_other_names_is_not_added_to(folder: Path) -> None:
-    first = run(folder, "there/")
+def test_a_folder_whose_files_had_other_names_is_not_added_to(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    to = tmp_path_factory.mktemp("to")
+    first = run(folder, f"{to}/")
     spec = spec_of(folder, input={"path": f"{folder}/i*/**/*.jsonl", "id": "id"})
-    options = ExportOptions(f"{folder}/there/")
+    options = ExportOptions(f"{to}/")
     with pytest.raises(SpecError, match=r"^to: holds another export \(snapshot 1 of job\)"):
         export(spec, options, cache_dir=folder / "cache")
     assert len(rows_of(first)) == 90
     result = export(spec, replace(options, overwrite=True), cache_dir=folder / "cache")
-    assert len(rows_of(result)) == 90 and (folder / "there" / "in" / "deep").is_dir()
+    assert len(rows_of(result)) == 90 and (to / "in" / "deep").is_dir()
 
 
 def test_columns_of_the_input_are_added_and_a_missing_one_is_named(folder: Path) -> None:
