@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from pipeline.filters.layout import real_path, refuse_own_places
 from pipeline.ledger.flat import flat_schema
 from pipeline.options import ExportOptions
 from pipeline.sources.id_text import id_text, plain_values
+from pipeline.sources.lance_dataset import ids_of
 from pipeline.sources.table_files import lance_folder
 from pipeline.spec.locations import table_at
 from pipeline.spec.schema import JobSpec
@@ -300,9 +301,9 @@ def _write_lance(to: str, place: str, labels: LabelTable) -> bool:
     key, value = _KEY.encode(), _value(labels).encode()
     marks = {field.name: (field.metadata or {}).get(key, b"") for field in dataset.schema}
     before = [name for name, mark in marks.items() if mark.split(b" ")[0] == value.split(b" ")[0]]
-    if before and all(marks[name] == value for name in before) and _has_all(dataset, before):
-        return False
     names = [each.name for each in labels.columns if each.source[0] in contents.tasks]
+    if all(marks.get(name) == value for name in names) and _has_all(dataset, names):
+        return False
     if odd := [name for name in names if {".", "`"} & {*name}]:
         fix = f"Lance has no columns with a dot or a backtick in their names, such as {odd[0]}"
         raise option_error("to", f"{fix}; export a file", to)
@@ -313,14 +314,8 @@ def _write_lance(to: str, place: str, labels: LabelTable) -> bool:
     if id not in marks:
         fix = f"has no column {id}, by which its rows are found; name it in input.id of the spec"
         raise option_error("to", fix, to)
-    base = dataset
     try:
-        if before:  # — a version that no reader sees: it is not in the dataset's history
-            kept = lance.LanceOperation.Project(_without(dataset.lance_schema, before))
-            base = lance.LanceDataset.commit(
-                dataset, kept, read_version=dataset.version, detached=True
-            )
-        added = _joined(to, base, id, labels, names, value)
+        added = _joined(to, dataset, id, labels, names, before)
         lance.LanceDataset.commit(dataset, added, read_version=dataset.version, max_retries=0)
     except CommitConflictError as error:
         raise _Conflict from error
@@ -338,22 +333,25 @@ def _has_all(dataset: Any, names: Sequence[str]) -> bool:
 
 
 def _joined(
-    to: str, dataset: Any, id: str, labels: LabelTable, names: Sequence[str], mark: bytes
+    to: str, dataset: Any, id: str, labels: LabelTable, names: list[str], before: list[str]
 ) -> Any:
-    """The operation that adds these columns to the dataset: null in rows of other documents."""
+    """The operation that puts these columns in place of those before: null in other rows."""
     import lance
 
     flat = flat_schema(tuple(column for column in labels.columns if column.name in names))
-    schema = pa.schema([field.with_metadata({_KEY.encode(): mark}) for field in flat])
-    has_id = labels.labelled.spec.input.id is not None
+    mark = {_KEY.encode(): _value(labels).encode()}
+    # — Lance has no new column with the name, or the number, of one that is there; until it has its
+    # own, a name has as many bytes, which occur nowhere before it in the bytes of a column
+    new = {chr(ord(n[0]) & 31) + n[1:] if n[1:] else n.upper(): n for n in names}
+    schema = pa.schema([f.with_name(n).with_metadata(mark) for n, f in zip(new, flat, strict=True)])
     ids, parts, lack_ids = list[pa.Array](), list[pa.RecordBatch](), False
     for batch in labels.rows():
         ids.append(batch.column("doc_id"))
         parts.append(batch.select(names))
         # — the id of a document without one is the hash of its text
         same = pc.equal(batch.column("doc_id"), batch.column("content_hash"))
-        lack_ids |= has_id and pc.any(same).as_py() is True
-    values = pa.Table.from_batches(parts, flat).cast(schema).combine_chunks()
+        lack_ids |= labels.labelled.spec.input.id is not None and pc.any(same).as_py() is True
+    values = pa.Table.from_batches(parts, flat).rename_columns([*new]).cast(schema).combine_chunks()
     parts.clear()  # — all labels are held, and only once
     known = pa.chunked_array(ids, pa.string())
     distinct, counts = known.value_counts().flatten()
@@ -382,19 +380,21 @@ def _joined(
     if without and lack_ids:
         fix = f"{without} rows have no {id}, by which their labels are found; give each one"
         raise option_error("to", fix, to)
-    return lance.LanceOperation.Merge([part for part, _ in merges], merges[-1][1])
+    fragments, schemas = zip(*merges, strict=True)
+    old = {of for each in schemas[-1].fields() if each.name() in before for of in ids_of(each)}
+    for fragment in fragments:
+        fragment.files = [file for file in fragment.files if not old.issuperset(file.fields)]
+    return lance.LanceOperation.Merge([*fragments], _exchanged(schemas[-1], before, new))
 
 
-def _without(schema: Any, names: Sequence[str]) -> Any:
-    """A Lance schema without these columns, in which the others have the same numbers."""
-
-    def size(field: Any) -> int:
-        return 1 + sum(map(size, field.children()))
-
+def _exchanged(schema: Any, before: Sequence[str], new: Mapping[str, str]) -> Any:
+    """A Lance schema without the columns before, and with the new ones under their own names."""
     make, (metadata, *fields) = schema.__reduce__()  # — no other method has the numbers
     values = iter(fields)
     kept = []
     for field in schema.fields():
-        own = [*islice(values, size(field))]
-        kept += [] if field.name() in names else own
+        first, *others = islice(values, sum(1 for _ in ids_of(field)))
+        name = field.name()
+        renamed = first.replace(name.encode(), new.get(name, name).encode(), 1)
+        kept += [] if name in before else [renamed, *others]
     return make(metadata, *kept)

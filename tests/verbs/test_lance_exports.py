@@ -105,9 +105,30 @@ def test_labels_that_a_dataset_does_not_have_are_added_by_the_same_command(
     run(folder, f"lance+{dataset}")
     rows = {"id": ["0-1", "2-2"], "text": ["is back", ""], "more": ["0-1!", "2-2!"]}
     lance.write_dataset(pa.table(rows), dataset, mode="append")
-    assert run(folder, f"lance+{dataset}").created == 1
-    assert labels_of(dataset)[:-1] == plain_labels(folder)
-    assert run(folder, f"lance+{dataset}").created == 0
+    for lost in ([], ["toxic_p_clean"]):
+        if lost:
+            lance.dataset(dataset).drop_columns(lost)
+        assert run(folder, f"lance+{dataset}").created == 1
+        assert labels_of(dataset)[:-1] == plain_labels(folder)
+        assert run(folder, f"lance+{dataset}").created == 0
+
+
+def test_labels_and_columns_may_change_between_exports(
+    folder: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(folder, f"lance+{dataset}")
+    lance.dataset(dataset).add_columns({"last": "'of another program'"})
+    for number, labels in enumerate(("abcde", "ab", "acd"), start=2):
+        monkeypatch.setitem(LABELS, "topic", tuple(labels))
+        finish_folder(folder, str(number))
+        version = lance.dataset(dataset).version
+        assert run(folder, f"lance+{dataset}").created == 1
+        lance.dataset(dataset).validate()
+        assert lance.dataset(dataset).version == version + 1
+        lance.dataset(dataset).drop_columns(["last"])
+        assert labels_of(dataset)[:-1] == plain_labels(folder)
+        lance.dataset(dataset).optimize.compact_files()
+        lance.dataset(dataset).add_columns({"last": "'of another program'"})
 
 
 @pytest.mark.parametrize(
