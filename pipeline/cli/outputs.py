@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from contextlib import nullcontext
 from functools import partial
@@ -10,7 +11,7 @@ from cyclopts import Group
 
 from pipeline.cache import cache_dir
 from pipeline.cli.app import Exit, print_result, shown_by, spec_in
-from pipeline.cli.parameters import AsJson, SpecFile
+from pipeline.cli.parameters import AsJson, SpecFile, words_of
 from pipeline.cli.verbs import verb
 from pipeline.options import ExportOptions, FilterOptions, ReportOptions
 
@@ -40,7 +41,7 @@ def export(
             with shown_by(phase_lines) if options.why else nullcontext(ignore) as announce:
                 rows = head(spec, options, cache_dir=cache_dir(), announce=announce)
             return print_result(rows, show_examples, as_json=as_json)
-        command = f"assay export {spec_file} --to {options.to}"
+        command = shlex.join(["assay", "export", spec_file, *words_of(options)])
         exported = write_export(spec, options, cache_dir=cache_dir(), command=command)
     code = Exit.COMPLETE if exported.complete else Exit.INCOMPLETE
     return print_result(exported, show_exported, as_json=as_json, code=code)
@@ -62,7 +63,7 @@ def filter_corpus(
     from pipeline.verbs.hub_dataset import write_filter
 
     with spec_in(spec_file) as spec:
-        command = f"assay filter {spec_file} --to {options.to}"
+        command = shlex.join(["assay", "filter", spec_file, *words_of(options)])
         work = preview if options.dry_run else partial(write_filter, command=command)
         result = work(spec, options, cache_dir=cache_dir())
     code = Exit.COMPLETE if result.complete else Exit.INCOMPLETE

@@ -109,5 +109,6 @@ def words_of(options: Any) -> tuple[str, ...]:
     for field in fields(options):
         value, flag = getattr(options, field.name), flag_of(field.name)
         if value != field.default:
-            words.append(flag if value is True else f"{flag}={value}")
+            values = value if isinstance(value, tuple) else (value,)
+            words += [flag if each is True else f"{flag}={each}" for each in values]
     return tuple(words)

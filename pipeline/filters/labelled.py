@@ -126,8 +126,8 @@ def identity_of(contents: Contents) -> dict[str, Any]:
     return {
         "tasks": {name: task.fp for name, task in contents.tasks.items()},
         "shards": [
-            [shard.path, shard.start_row, shard.rows, shard.documents.key]
-            + [file.key for file in shard.labels.values()]
+            [shard.path, shard.start_row, shard.rows]
+            + [file.hash or file.key for file in (shard.documents, *shard.labels.values())]
             for shard in contents.shards
         ],
     }

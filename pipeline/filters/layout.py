@@ -29,6 +29,7 @@ ROW_DIGITS = 10
 # A local name has at most 255 bytes, and `.<first row>.jsonl.zst` is added to the input's.
 MAX_NAME_BYTES = 255 - len(".0000000000.jsonl.zst")
 _HASHED = re.compile(r"~[0-9a-f]{32}(?=\.|$)")
+_REVISION = re.compile(r"@(refs/(convert|pr)/)?[^/]+")  # of a dataset of the Hub
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +78,17 @@ def shard_file(relative: str, shard: NamedShard, format: str) -> str:
 def relative_paths(path_glob: str, paths: Collection[str], options: Options) -> dict[str, str]:
     """Each path below the folder that a spec's `input.path` names; SpecError if it is no key."""
     places = {path: _place(path, options) for path in paths}
-    if table_at(path_glob) is None:
-        folder = _fixed_folder(_place(path_glob, options), list(places.values()))
-    else:  # — a table's files may be anywhere
-        folder = os.path.commonpath([place.rpartition("/")[0] for place in places.values()])
-    if alone := [path for path, place in places.items() if not place.startswith(f"{folder}/")]:
+    if is_table := table_at(path_glob) is not None:  # — its files may be anywhere
+        folders = [place.rpartition("/")[0] for place in places.values()]
+        below = os.path.join(os.path.commonpath(folders or [""]), "")
+    else:
+        below = f"{_fixed_folder(_place(path_glob, options), list(places.values()))}/"
+    if alone := [path for path, place in places.items() if not place.startswith(below)]:
         raise SpecError([Problem("input.path", f"{alone[0]} is not below it", path_glob)])
-    relative = {path: _as_key(place.removeprefix(f"{folder}/")) for path, place in places.items()}
+    relative = {
+        path: _as_key(place.removeprefix(below), is_table=is_table)
+        for path, place in places.items()
+    }
     for path in relative:
         if format_of(path) in (None, "txt"):  # the text files of a folder, or of a glob
             relative[path] = re.sub(r"[*?\[\]]+", "_", relative[path])
@@ -94,21 +99,23 @@ def relative_paths(path_glob: str, paths: Collection[str], options: Options) -> 
 def _place(path: str, options: Options) -> str:
     """The path in its file system; without the revision that a dataset of the Hub is read at."""
     place: str = file_system_at(path, options)[1]
-    return re.sub(r"@[^/]+", "", place, count=1) if path.startswith(PROTOCOL) else place
+    return _REVISION.sub("", place, count=1) if path.startswith(PROTOCOL) else place
 
 
-def _as_key(path: str) -> str:
+def _as_key(path: str, *, is_table: bool = False) -> str:
     """The path as a key; of one that not every store holds, `<beginning>~<hash>.<format>`.
 
     Such a path has a long name, a backslash, or a part that is empty or dots: S3 allows `a//b`. A
-    path that looks like such a key gets one, too, so that two paths never share a key.
+    path that looks like such a key gets one, too, so that two paths never share a key. So does the
+    data file of a table whose name has no format, such as `000000_0` of Hive: it is Parquet.
     """
     folder, slash, name = path.rpartition("/")
-    is_plain = "\\" not in path and not {"", ".", ".."} & {*path.split("/")}
-    if is_plain and len(name.encode()) <= MAX_NAME_BYTES and not _HASHED.search(name):
-        return path
     format = format_of(name)
-    suffix = "" if format is None else name[-len(format) - 1 :]
+    is_plain = "\\" not in path and not {"", ".", ".."} & {*path.split("/")}
+    is_short = len(name.encode()) <= MAX_NAME_BYTES and not _HASHED.search(name)
+    if is_plain and is_short and not (is_table and format is None):
+        return path
+    suffix = name[-len(format) - 1 :] if format else ".parquet" if is_table else ""
     end = f"~{short_hash(path.encode())}{suffix}"
     beginning = name.removesuffix(suffix).replace("\\", "_").encode()[: MAX_NAME_BYTES - len(end)]
     key = f"{beginning.decode(errors='ignore')}{end}"
@@ -153,4 +160,6 @@ def real_path(path: str) -> str:
     if scheme in ("", "file"):
         return os.path.realpath(str(LocalFileSystem._strip_protocol(path))).rstrip("/")
     usual = {"s3a": "s3", "gcs": "gs"}.get(scheme.lower(), scheme.lower())
+    if usual == "hf":
+        path_in_store = re.sub("@main(?=/|$)", "", path_in_store, count=1)
     return usual + separator + path_in_store.strip("/")

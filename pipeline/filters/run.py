@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import TypeAdapter
 
-from pipeline.errors import FailedRowsError, Option
+from pipeline.errors import FailedRowsError, Option, option_error
 from pipeline.filters.decisions import Decisions, decided
 from pipeline.filters.labelled import identity_of, labelled_documents
 from pipeline.filters.layout import Layout, refuse_own_places, relative_paths
@@ -34,6 +34,7 @@ from pipeline.ledger.rows import TEXT_COLUMN
 from pipeline.ledger.snapshot_files import NamedShard
 from pipeline.options import FilterOptions, OnError
 from pipeline.sources.shards import Shard
+from pipeline.spec.locations import table_at
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.local import LocalStore, drop_unfinished
 from pipeline.stores.named_files import Target, open_target
@@ -119,14 +120,14 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
 def _prepare(spec: JobSpec, options: FilterOptions) -> _Filter:
     """The filter, after every check that reads no documents."""
     to = options.folder()
+    if table_at(to) is not None:
+        raise option_error("to", "is a table; name a folder or a URL", to)
     refuse_own_places(spec, to)
     rule = SnapshotRule.of(spec)
     on_error = options.on_error or rule.rule.filter.on_error
     paths = {*rule.labelled.contents.files["path"].unique().to_pylist()}
-    layout = Layout(
-        id=_filter_id(rule, on_error),
-        relative=relative_paths(spec.input.path, paths, spec.input.storage_options),
-    )
+    relative = relative_paths(spec.input.path, paths, spec.input.storage_options)
+    layout = Layout(_filter_id(rule, on_error, relative), relative)
     target = rule.rule.filter.storage_options
     target_options = spec.storage_options if target is None else target
     store = open_store(to, target_options, place=Option("to"))
@@ -136,10 +137,11 @@ def _prepare(spec: JobSpec, options: FilterOptions) -> _Filter:
     return _Filter(rule, on_error, layout, store, current)
 
 
-def _filter_id(rule: SnapshotRule, on_error: OnError) -> str:
-    """Changes with each answer, input file and rule, and not with the number of the snapshot.
+def _filter_id(rule: SnapshotRule, on_error: OnError, relative: Mapping[str, str]) -> str:
+    """Changes with each answer, input file, rule and name of a file.
 
-    The thresholds of a share follow from these: each filter with this id computes the same.
+    It does not change with the snapshot's number. The thresholds of a share follow from these: each
+    filter with this id computes the same.
     """
     side = rule.rule.side
     content = {
@@ -147,6 +149,7 @@ def _filter_id(rule: SnapshotRule, on_error: OnError) -> str:
         **rule.rule.filter.model_dump(include={"keep", "drop_top"}),
         "on_error": on_error,
         **identity_of(rule.labelled.contents),
+        "names": sorted(relative.values()),
         **({} if side is None else {"join": side.version, "on": side.on}),
     }
     return sha256_hex(canonical_json(content), 16)

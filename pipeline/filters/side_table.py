@@ -13,6 +13,7 @@ from itertools import chain
 import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
+from pyarrow.csv import ParseOptions
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 
 from pipeline.errors import Problem, SpecError, StorageError, listed, one_line
@@ -26,7 +27,8 @@ from pipeline.spec.filters import JoinSpec
 JOINED = "joined"  # the column of its columns, in a rule
 PLACE = "filter.join"
 # By the ending of a name, the formats that Arrow reads without holding a file in memory.
-_FORMATS = {"parquet": "parquet", "csv": "csv", "jsonl": "json", "ndjson": "json"}
+_CSV = ds.CsvFileFormat(parse_options=ParseOptions(newlines_in_values=True))
+_FORMATS = {"parquet": "parquet", "csv": _CSV, "jsonl": "json", "ndjson": "json"}
 _KEY = "_key"
 
 
@@ -59,13 +61,14 @@ class SideTable:
             if name not in kinds:
                 place = f"{PLACE}.on" if name == spec.on else PLACE
                 raise SpecError([Problem(place, f"there is no such column; {has}", name)])
+        # — an id is as it is written: 007 is not 7, and a text like a date is no time
+        if format is _CSV or (format == "json" and pa.types.is_timestamp(kinds[spec.on])):
+            kinds[spec.on] = pa.string()
+            table = ds.dataset(names, pa.schema([*kinds.items()]), format, filesystem=files)
         may_be_keys = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer)
         if not any(is_kind(kinds[spec.on]) for is_kind in may_be_keys):
             fix = f"is {kinds[spec.on]} there; name a column of strings or whole numbers"
             raise SpecError([Problem(f"{PLACE}.on", fix, spec.on)])
-        if format == "csv":  # — an id is as it is written: 007 is not 7
-            kinds[spec.on] = pa.string()
-            table = ds.dataset(names, pa.schema([*kinds.items()]), format, filesystem=files)
         own = pa.struct([(name, kinds[name]) for name in columns])
         return cls(spec.on, pa.field(JOINED, own), etags, table)
 

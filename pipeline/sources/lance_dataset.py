@@ -71,7 +71,7 @@ def _view(dataset: Any, metadata: dict[str, Any]) -> dict[str, Any]:
     """The view of a fragment in a version, with all columns of the dataset."""
     columns: dict[str, list[list[Any]]] = {}
     for column in dataset.lance_schema.fields():
-        ids = {*_ids(column)}
+        ids = {*ids_of(column)}
         held = ([file["path"], sorted(ids & {*file["fields"]})] for file in metadata["files"])
         columns[column.name()] = [[path, own] for path, own in held if own]
     deletion = metadata["deletion_file"]
@@ -80,11 +80,11 @@ def _view(dataset: Any, metadata: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in view.items() if value not in (None, [])}
 
 
-def _ids(column: Any) -> Iterator[int]:
+def ids_of(column: Any) -> Iterator[int]:
     """The ids of a column and of the fields inside it."""
     yield column.id()
     for child in column.children():
-        yield from _ids(child)
+        yield from ids_of(child)
 
 
 def fragment_at(version: ObjectVersion, options: Options) -> tuple[Any, pa.Schema]:

@@ -45,7 +45,9 @@ class Target:
         """The names of all files below the folder, at any depth."""
         names = self._ask(self.file_system.find, "listed")
         prefix = f"{self.place.rstrip('/')}/"
-        return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+        below = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+        # — in S3, an object whose name ends in a slash stands for a folder
+        return {name for name in below if name and not name.endswith("/")}
 
     def read(self) -> bytes:
         """The file's content."""

@@ -188,7 +188,7 @@ def _write_folder(table: LabelTable, target: Target) -> tuple[int, int]:
         "files": names,
         "finished": True,
     }
-    existing = _existing_files(target, table)
+    existing = _existing_files(target, table, names)
     todo = [s for s in shards if not existing.issuperset(each.name for each in files[s.sid])]
     file = target.below(MANIFEST)
     if todo or MANIFEST not in existing:
@@ -211,8 +211,8 @@ def _write_folder(table: LabelTable, target: Target) -> tuple[int, int]:
     return len(names), sum(len(files[shard.sid]) for shard in todo)
 
 
-def _existing_files(target: Target, table: LabelTable) -> set[str]:
-    """The names of the folder's files, which all belong to the export of this table.
+def _existing_files(target: Target, table: LabelTable, names: list[str]) -> set[str]:
+    """The names of the folder's files, which all belong to the export of this table as `names`.
 
     SpecError if there are others. With `overwrite`, the files of another export are deleted.
     """
@@ -224,7 +224,7 @@ def _existing_files(target: Target, table: LabelTable) -> set[str]:
         fix = f"is a folder with {len(existing):,} files of other programs; name another folder"
         raise option_error("to", fix, target.url)
     manifest = json.loads(target.below(MANIFEST).read())
-    if manifest["id"] == table.id:
+    if (manifest["id"], manifest["files"]) == (table.id, names):
         return existing
     if not table.options.overwrite:
         fix = f"holds another export (snapshot {manifest['snapshot']} of {manifest['spec']}); "

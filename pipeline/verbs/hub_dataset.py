@@ -7,7 +7,7 @@ first, in the folder for temporary files, and are uploaded in one commit.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +15,12 @@ from pathlib import Path
 import yaml
 
 from pipeline.filters.labelled import LabelledRows
+from pipeline.filters.layout import refuse_own_places
 from pipeline.filters.older_answers import what_answered
 from pipeline.filters.result import Files, FilterResult
 from pipeline.filters.run import filter_corpus
 from pipeline.options import ExportOptions, FilterOptions
+from pipeline.sources.streams import Options
 from pipeline.spec.locations import table_at
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.hub import PROTOCOL, dataset_of, upload
@@ -62,7 +64,8 @@ def write_filter(
     url = options.folder()
     if not url.startswith(PROTOCOL):
         return filter_corpus(spec, options, cache_dir=cache_dir)
-    with _dataset(spec, url, "Filter", command) as (folder, card):
+    own = None if spec.filter is None else spec.filter.storage_options
+    with _dataset(spec, url, "Filter", command, own) as (folder, card):
         result = filter_corpus(spec, replace(options, to=str(folder)), cache_dir=cache_dir)
         written = result.written
         assert written is not None, options
@@ -88,13 +91,15 @@ def _on_hub(places: Sequence[str], folder: Path, url: str) -> tuple[str, ...]:
 
 @contextmanager
 def _dataset(
-    spec: JobSpec, url: str, content: str, command: str
+    spec: JobSpec, url: str, content: str, command: str, options: Options | None = None
 ) -> Iterator[tuple[Path, Callable[..., None]]]:
     """A folder whose files replace a dataset's when the block ends, and a function for its card.
 
-    The card has the snapshot, some lines, and the globs of each configuration's files.
+    The card has the snapshot, some lines, and the globs of each configuration's files. `options`
+    are those of the Hub's file system; None: the output's.
     """
     dataset_of(url)
+    refuse_own_places(spec, url)
     message = ""
     with tempfile.TemporaryDirectory(prefix="assay-hub-") as name:
         folder = Path(name)
@@ -112,22 +117,22 @@ def _dataset(
             (folder / "README.md").write_text("\n".join([*text, ""]))
 
         yield folder, card
-        upload(folder, url, spec.storage_options, message=message, replaces=_REPLACES)
+        options = spec.storage_options if options is None else options
+        upload(folder, url, options, message=message, replaces=_REPLACES)
 
 
 def _made_by(spec: JobSpec, command: str) -> Iterator[str]:
     """The command, the questions, the models with the hashes of their weights, the promises."""
     labelled = LabelledRows.of(spec)
     yield f"Made with assay:\n\n```bash\n{command}\n```\n"
-    weights: dict[str, Mapping[str, str]] = {}
+    weights: dict[str, None] = {}  # each line once
     for task in spec.tasks:
         stored = what_answered(labelled.store, labelled.contents, task.name)
         asked = stored.get("spec", {}).get("task", {}).get("question", task.question)
         yield f"- `{task.name}` ({', '.join(task.labels)})" + (f": {asked}" if asked else "")
         if (proved := labelled.contents.certificates.get(task.name)) is not None:
             yield f"  - {proved.words}"
-        weights |= stored.get("models") or {"": stored.get("model", {})}
-    yield ""
-    for model, hashes in weights.items():
-        for file, digest in hashes.items():
-            yield f"- {model or 'classifier'}, {file}: `{digest}`"
+        models = stored.get("models") or {"classifier": stored.get("model", {})}
+        for model, hashes in models.items():
+            weights |= {f"- {model}, {file}: `{hash}`": None for file, hash in hashes.items()}
+    yield from ("", *weights)

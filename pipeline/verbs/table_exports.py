@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from pipeline.filters.layout import real_path, refuse_own_places
 from pipeline.ledger.flat import flat_schema
 from pipeline.options import ExportOptions
 from pipeline.sources.id_text import id_text, plain_values
+from pipeline.sources.lance_dataset import ids_of
 from pipeline.sources.table_files import lance_folder
 from pipeline.spec.locations import table_at
 from pipeline.spec.schema import JobSpec
@@ -35,6 +36,9 @@ _ATTEMPTS = 3  # of a commit, while others commit to the same table
 _KEY = "assay.export"
 _BATCH_ROWS = 131_072  # of a Lance dataset
 _SMALL = (pa.int8(), pa.int16())
+# In an entry of Delta's history: its operation, or its mode, may take rows away, or change them.
+_TAKES = re.compile("'(Overwrite|DELETE|MERGE|RESTORE|TRUNCATE|UPDATE)'|REPLACE TABLE")
+_KEEP = ("append", "replace")  # operations of Iceberg after which all rows are there
 # Names of errors of pyiceberg, and words of object stores and of their clients.
 _DENIED = re.compile("Forbidden|Unauthorized|AccessDenied|permission denied|lacked", re.IGNORECASE)
 
@@ -89,9 +93,8 @@ def _unwritten(to: str, error: Exception) -> AssayError:
     """The error of a library that cannot write, or of a place that does not answer."""
     line = f"cannot be written: {one_line(error)}"
     if _DENIED.search(f"{type(error).__name__}: {error}"):
-        return option_error(
-            "to", f"{line}; use credentials that may write there, or another place", to
-        )
+        fix = "use credentials that may write there, or another place"
+        return option_error("to", f"{line}; {fix}", to)
     if isinstance(error, ValueError | NotImplementedError):
         return option_error("to", f"{line}; name another table, or change its configuration", to)
     if "://" in to:
@@ -109,14 +112,13 @@ def _columns(to: str, existing: pa.Schema, own: pa.Schema) -> pa.Schema:
         raise option_error("to", fix, to)
     for field in existing:
         if field.name not in own.names:
-            fix = f"has the column {field.name}, and the export does not; drop the column, or name "
-            raise option_error("to", f"{fix}another table", to)
+            fix = f"has the column {field.name}, and the export does not; drop the column"
+            raise option_error("to", f"{fix}, or name another table", to)
         own_type, table_type = _shown(own.field(field.name).type), _shown(field.type)
         if own_type != table_type:
-            fix = (
-                f"has the column {field.name} as {table_type}, and the export as {own_type}; name "
-            )
-            raise option_error("to", f"{fix}another table, or change the type of the column", to)
+            fix = f"has the column {field.name} as {table_type}, and the export as {own_type}; "
+            fix += "name another table, or change the type of the column"
+            raise option_error("to", fix, to)
     added = [field for field in own if field.name not in existing.names]
     same = (own.field(field.name).with_nullable(field.nullable) for field in existing)
     return pa.schema([*same, *added])
@@ -160,13 +162,7 @@ def _cast(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 def _write_delta(to: str, place: str, labels: LabelTable) -> bool:
     """Whether a version of the table was written: not if the last export has these labels."""
-    from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-    from deltalake.exceptions import (
-        CommitFailedError,
-        DeltaError,
-        DeltaProtocolError,
-        TableNotFoundError,
-    )
+    from deltalake import CommitProperties, DeltaTable, Transaction, exceptions, write_deltalake
 
     contents = labels.labelled.contents
     key, number = f"assay {contents.spec} {labels.id}", contents.number
@@ -175,17 +171,20 @@ def _write_delta(to: str, place: str, labels: LabelTable) -> bool:
     try:
         try:
             table = DeltaTable(place, storage_options=native)
-        except TableNotFoundError:
+        except exceptions.TableNotFoundError:
             if "://" not in place and Path(place).is_dir() and any(Path(place).iterdir()):
                 fix = "is a folder of other files, and no Delta table; name another folder"
                 raise option_error("to", fix, to) from None
             table = DeltaTable.create(place, own, mode="ignore", storage_options=native)
         if table.transaction_version(key) == number:
-            ends = (c for c in table.history() if _KEY in c or c.get("operation") == "RESTORE")
+            ends = (each for each in table.history() if _KEY in each or _TAKES.search(str(each)))
             if next(ends, {}).get(_KEY) == value:
                 return False
-        if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+        configuration = table.metadata().configuration
+        if configuration.get("delta.columnMapping.mode", "none") != "none":
             raise option_error("to", "has column mapping; name a table without it", to)
+        if configuration.get("delta.appendOnly") == "true":
+            raise option_error("to", "is append-only; name a table that is not", to)
         schema = _columns(to, pa.schema(table.schema().to_arrow()), own)
         few = {"batch_size": 16_384, "batch_readahead": 1, "fragment_readahead": 1}
         old = table.to_pyarrow_dataset().to_batches(**few)
@@ -199,12 +198,12 @@ def _write_delta(to: str, place: str, labels: LabelTable) -> bool:
                 schema_mode="merge",
                 commit_properties=CommitProperties({_KEY: value}, app_transactions=done),
             )
-    except CommitFailedError as error:
+    except exceptions.CommitFailedError as error:
         raise _Conflict from error
-    except DeltaProtocolError as error:
+    except exceptions.DeltaProtocolError as error:
         fix = f"cannot be written: {one_line(error)}; name a table without these features"
         raise option_error("to", fix, to) from error
-    except (DeltaError, OSError) as error:
+    except (exceptions.DeltaError, OSError) as error:
         raise _unwritten(to, error) from error
     return True
 
@@ -245,8 +244,9 @@ def _upsert_iceberg(to: str, catalog: str, name: str, labels: LabelTable) -> boo
     transaction, table = _begun(to, catalog, name, schema)
     if table is not None:
         snapshots = ancestors_of(table.current_snapshot(), table.metadata)
-        exported = (each.summary[_KEY] for each in snapshots if each.summary is not None)
-        if next(filter(None, exported), None) == value:
+        summaries = (each.summary for each in snapshots if each.summary is not None)
+        ends = (of[_KEY] for of in summaries if of[_KEY] or of.operation.value not in _KEEP)
+        if next(ends, None) == value:
             return False
         if not table.spec().is_unpartitioned():
             raise option_error("to", "is partitioned; name a table without partitions", to)
@@ -301,29 +301,21 @@ def _write_lance(to: str, place: str, labels: LabelTable) -> bool:
     key, value = _KEY.encode(), _value(labels).encode()
     marks = {field.name: (field.metadata or {}).get(key, b"") for field in dataset.schema}
     before = [name for name, mark in marks.items() if mark.split(b" ")[0] == value.split(b" ")[0]]
-    if before and all(marks[name] == value for name in before):
-        return False
     names = [each.name for each in labels.columns if each.source[0] in contents.tasks]
-    if dotted := [name for name in names if "." in name]:
-        fix = f"Lance has no columns with a dot in their names, such as {dotted[0]}; export a file"
-        raise option_error("to", fix, to)
+    if all(marks.get(name) == value for name in names) and _has_all(dataset, names):
+        return False
+    if odd := [name for name in names if {".", "`"} & {*name}]:
+        fix = f"Lance has no columns with a dot or a backtick in their names, such as {odd[0]}"
+        raise option_error("to", f"{fix}; export a file", to)
     if foreign := [name for name in names if name in marks and name not in before]:
-        fix = (
-            f"has the column {foreign[0]}, which is not of an export of {contents.spec}; rename it"
-        )
-        raise option_error("to", fix, to)
+        fix = f"has the column {foreign[0]}, which is not of an export of {contents.spec}"
+        raise option_error("to", f"{fix}; rename it", to)
     id = labels.labelled.spec.input.id or "doc_id"
     if id not in marks:
         fix = f"has no column {id}, by which its rows are found; name it in input.id of the spec"
         raise option_error("to", fix, to)
-    base = dataset
     try:
-        if before:  # — a version that no reader sees: it is not in the dataset's history
-            kept = lance.LanceOperation.Project(_without(dataset.lance_schema, before))
-            base = lance.LanceDataset.commit(
-                dataset, kept, read_version=dataset.version, detached=True
-            )
-        added = _joined(to, base, id, labels, names, value)
+        added = _joined(to, dataset, id, labels, names, before)
         lance.LanceDataset.commit(dataset, added, read_version=dataset.version, max_retries=0)
     except CommitConflictError as error:
         raise _Conflict from error
@@ -332,23 +324,34 @@ def _write_lance(to: str, place: str, labels: LabelTable) -> bool:
     return True
 
 
+def _has_all(dataset: Any, names: Sequence[str]) -> bool:
+    """Whether these columns are in the files of all fragments; not in those appended since."""
+    columns = (of for of in dataset.lance_schema.fields() if of.name() in names)
+    ids = {of.id() for of in columns if not of.children()}
+    files = (fragment.metadata.files for fragment in dataset.get_fragments())
+    return all(ids <= {id for file in own for id in file.fields} for own in files)
+
+
 def _joined(
-    to: str, dataset: Any, id: str, labels: LabelTable, names: Sequence[str], mark: bytes
+    to: str, dataset: Any, id: str, labels: LabelTable, names: list[str], before: list[str]
 ) -> Any:
-    """The operation that adds these columns to the dataset: null in rows of other documents."""
+    """The operation that puts these columns in place of those before: null in other rows."""
     import lance
 
     flat = flat_schema(tuple(column for column in labels.columns if column.name in names))
-    schema = pa.schema([field.with_metadata({_KEY.encode(): mark}) for field in flat])
-    has_id = labels.labelled.spec.input.id is not None
+    mark = {_KEY.encode(): _value(labels).encode()}
+    # — Lance has no new column with the name, or the number, of one that is there; until it has its
+    # own, a name has as many bytes, which occur nowhere before it in the bytes of a column
+    new = {chr(ord(n[0]) & 31) + n[1:] if n[1:] else n.upper(): n for n in names}
+    schema = pa.schema([f.with_name(n).with_metadata(mark) for n, f in zip(new, flat, strict=True)])
     ids, parts, lack_ids = list[pa.Array](), list[pa.RecordBatch](), False
     for batch in labels.rows():
         ids.append(batch.column("doc_id"))
         parts.append(batch.select(names))
         # — the id of a document without one is the hash of its text
         same = pc.equal(batch.column("doc_id"), batch.column("content_hash"))
-        lack_ids |= has_id and pc.any(same).as_py() is True
-    values = pa.Table.from_batches(parts, flat).cast(schema).combine_chunks()
+        lack_ids |= labels.labelled.spec.input.id is not None and pc.any(same).as_py() is True
+    values = pa.Table.from_batches(parts, flat).rename_columns([*new]).cast(schema).combine_chunks()
     parts.clear()  # — all labels are held, and only once
     known = pa.chunked_array(ids, pa.string())
     distinct, counts = known.value_counts().flatten()
@@ -377,19 +380,21 @@ def _joined(
     if without and lack_ids:
         fix = f"{without} rows have no {id}, by which their labels are found; give each one"
         raise option_error("to", fix, to)
-    return lance.LanceOperation.Merge([part for part, _ in merges], merges[-1][1])
+    fragments, schemas = zip(*merges, strict=True)
+    old = {of for each in schemas[-1].fields() if each.name() in before for of in ids_of(each)}
+    for fragment in fragments:
+        fragment.files = [file for file in fragment.files if not old.issuperset(file.fields)]
+    return lance.LanceOperation.Merge([*fragments], _exchanged(schemas[-1], before, new))
 
 
-def _without(schema: Any, names: Sequence[str]) -> Any:
-    """A Lance schema without these columns, in which the others have the same numbers."""
-
-    def size(field: Any) -> int:
-        return 1 + sum(map(size, field.children()))
-
+def _exchanged(schema: Any, before: Sequence[str], new: Mapping[str, str]) -> Any:
+    """A Lance schema without the columns before, and with the new ones under their own names."""
     make, (metadata, *fields) = schema.__reduce__()  # — no other method has the numbers
     values = iter(fields)
     kept = []
     for field in schema.fields():
-        own = [*islice(values, size(field))]
-        kept += [] if field.name() in names else own
+        first, *others = islice(values, sum(1 for _ in ids_of(field)))
+        name = field.name()
+        renamed = first.replace(name.encode(), new.get(name, name).encode(), 1)
+        kept += [] if name in before else [renamed, *others]
     return make(metadata, *kept)

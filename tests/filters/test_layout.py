@@ -14,6 +14,8 @@ from pipeline.filters.layout import Layout, refuse_own_places, relative_paths
 from pipeline.ledger.snapshot_files import NamedFile, NamedShard
 from pipeline.spec.parse import spec_of
 
+HUB = "hf://datasets/org/reviews"
+
 
 @pytest.mark.parametrize(
     "path_glob, paths, expected",
@@ -26,6 +28,7 @@ from pipeline.spec.parse import spec_of
         ("/in/a[1].jsonl", ["/in/a[1].jsonl"], ["a[1].jsonl"]),
         ("memory://c/in/**/*.gz", ["memory:///c/in/x/a.jsonl.gz"], ["x/a.jsonl.gz"]),
         ("memory://c/in", ["memory:///c/in/x/a.jsonl"], ["x/a.jsonl"]),
+        (f"{HUB}@refs/convert/parquet/all/*.parquet", [f"{HUB}@1f/all/0.parquet"], ["0.parquet"]),
         ("/in/texts", ["/in/texts"], ["texts"]),
         ("/in/**/*.txt", ["/in/**/*.txt"], ["_.txt"]),
         ("/in/**/*", ["/in/**/*", "/in/x/a.csv"], ["_/_", "x/a.csv"]),
@@ -35,6 +38,17 @@ def test_a_file_keeps_its_path_below_the_input(
     path_glob: str, paths: list[str], expected: list[str]
 ) -> None:
     assert list(relative_paths(path_glob, paths, {}).values()) == expected
+
+
+def test_data_files_of_a_table_may_be_anywhere_and_are_parquet_whatever_their_names_are() -> None:
+    paths = ["s3://a/t/000000_0", "s3://b/t/x.parquet", "s3://b/t/x"]
+    hive, parquet, other = relative_paths("iceberg://local/docs.web", paths, {}).values()
+    assert re.fullmatch(r"a/t/000000_0~[0-9a-f]{32}\.parquet", hive)
+    assert parquet == "b/t/x.parquet" and re.fullmatch(r"b/t/x~[0-9a-f]{32}\.parquet", other)
+    paths = ["/1/t/a.parquet", "/2/t/b.parquet"]
+    below = relative_paths("iceberg://local/docs.web", paths, {}).values()
+    assert [*below] == ["1/t/a.parquet", "2/t/b.parquet"]
+    assert relative_paths("delta+/in", [], {}) == {}  # all rows are deleted
 
 
 def test_a_name_that_no_store_can_hold_is_refused() -> None:

@@ -14,15 +14,30 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from filtered import ANSWERED, SCORE, filtered_with, ids, kept_folder, previewed, query, spec_of
-from finished import finish_folder
+from filtered import (
+    ANSWERED,
+    SCORE,
+    content_of,
+    filtered_with,
+    ids,
+    kept_folder,
+    previewed,
+    query,
+    spec_of,
+)
+from finished import Corpus, finish, finish_folder, label_file, toy_fingerprints
 
 from pipeline.errors import FailedRowsError, SpecError, StorageError
 from pipeline.filters.result import FilterResult
 from pipeline.filters.run import filter_corpus
 from pipeline.ledger import rows
 from pipeline.ledger.dataset import open_labels
+from pipeline.ledger.label_files import LabelFile
 from pipeline.options import FilterOptions
+from pipeline.sources.shards import Shard
+from pipeline.spec.fingerprint import Fingerprint
+from pipeline.spec.parse import parse_spec
+from pipeline.stores.local import LocalStore
 from pipeline.stores.store import Store
 
 LANGUAGES = ("en", "de")
@@ -289,6 +304,43 @@ def test_what_a_killed_filter_left_is_deleted(folder: Path) -> None:
     options = FilterOptions(str(folder / "to"))
     filter_corpus(spec_of(folder, keep="true"), options, cache_dir=folder / "cache")
     assert not left.exists()
+
+
+def test_files_with_other_names_are_those_of_another_filter(
+    own_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    to = str(tmp_path_factory.mktemp("to"))
+    first = filtered_with(own_folder, to, keep=KEEP)
+    wider = {**content_of(own_folder, keep=KEEP)}
+    wider["input"] = {"path": f"{own_folder}/i*/**/*.jsonl", "id": "id"}
+    again = filter_corpus(
+        parse_spec(json.dumps(wider)), FilterOptions(to), cache_dir=own_folder / "cache"
+    )
+    assert again.written is not None and kept_folder(again) != kept_folder(first)
+    rows = ids_in(list(again.written.kept.globs), "id")
+    assert sorted(rows) == sorted({*rows}) and len(rows) == first.sizes.kept.documents
+
+
+def test_answers_under_the_same_keys_are_another_filter(own_folder: Path) -> None:
+    first = filtered_with(own_folder, keep=KEEP)
+    shutil.rmtree(own_folder / "out" / "labels")  # — damaged, say; the model now answers otherwise
+    store = LocalStore(own_folder / "out")
+    shards = Corpus(own_folder / "in", own_folder / "cache").shards(store)
+
+    def other(shard: Shard, task: str, fingerprint: Fingerprint) -> LabelFile:
+        file = label_file(shard, task, Fingerprint({"other": task}))
+        return replace(file, fp=fingerprint.id, metadata={"task": task, "fp": fingerprint.id})
+
+    assert finish(store, shards, toy_fingerprints(), answer=other) == 2
+    second = filtered_with(own_folder, keep=KEEP)
+    assert kept_folder(second) != kept_folder(first) and second.dropped != first.dropped
+
+
+@pytest.mark.parametrize("to", ["delta+{}/to", "lance+{}/to", "iceberg://local/docs.web"])
+def test_a_table_is_no_folder_for_a_filter(folder: Path, to: str) -> None:
+    options = FilterOptions(to.format(folder))
+    with pytest.raises(SpecError, match=r"^to: is a table; name a folder or a URL"):
+        filter_corpus(spec_of(folder, keep="true"), options, cache_dir=folder / "cache")
 
 
 @pytest.mark.parametrize("to", ["out", "out/kept", "in", "in/x", ".", "../"])

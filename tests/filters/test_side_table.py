@@ -123,6 +123,26 @@ def test_joined_without_a_join_is_no_column(folder: Path) -> None:
         filtered_with(folder, keep=KEEP)
 
 
+def test_ids_like_dates_and_texts_of_several_lines_are_read(own_folder: Path) -> None:
+    days = [f"2026-01-{day:02}" for day in range(1, 20)]
+    path = own_folder / "side.jsonl"
+    path.write_text("".join(json.dumps({"doc_id": day, "flagged": True}) + "\n" for day in days))
+    assert SideTable.of(JoinSpec(path=str(path)), {}, ["flagged"]).dataset.count_rows() == 19
+    path = own_folder / "side.csv"
+    lines = (f'{day},"a text\nof several, lines {"x" * 60}"\n' for day in days * 2000)
+    path.write_text("doc_id,note\n" + "".join(lines))
+    side = SideTable.of(JoinSpec(path=str(path)), {}, ["note"])
+    with duckdb.connect() as database:
+        database.sql("create table labels as select '2026-01-07' as doc_id")
+        database.execute(side.join(database, "labels", "joined.note"))
+        assert database.execute("select count(*) from side").fetchone() == (38_000,)
+    path.write_text("doc_id,flagged,words\n")  # — nothing is flagged
+    rule = {"keep": KEEP, "join": {"path": str(path)}}
+    assert kept(filtered_with(own_folder, **rule)) == kept(
+        filtered_with(own_folder, "other", keep=f"{SCORE} < 0.8")
+    )
+
+
 def test_ids_of_a_csv_file_are_as_they_are_written(tmp_path: Path) -> None:
     path = tmp_path / "side.csv"
     path.write_text("flag,doc_id\n1,007\n2,7\n3,\n4,\n")

@@ -162,6 +162,22 @@ def test_a_filter_keeps_rows_of_a_table(labelled: Corpus, lake: Lake, tmp_path: 
     assert sorted(kept) == sorted(row for row in expected if row[2] == "web") and len(kept) == 19
 
 
+def test_a_data_file_without_an_ending_is_kept_as_parquet(plain: Corpus, tmp_path: Path) -> None:
+    write_deltalake(tmp_path / "t", pa.table(rows("a", 4)))
+    [log] = (tmp_path / "t" / "_delta_log").glob("*.json")
+    [file] = (tmp_path / "t").glob("*.parquet")
+    log.write_text(log.read_text().replace(file.name, "000000_0"))  # — as of Hive
+    file.rename(file.with_name("000000_0"))
+    plain.settings["input"] = {"path": f"delta+{tmp_path}/t", "id": "id"}
+    plain.settings["filter"] = {"keep": "doc.source = 'web'"}
+    plain.run()
+    result = filter_corpus(plain.spec, FilterOptions(str(tmp_path / "to")), cache_dir=plain.cache)
+    assert result.written is not None
+    [pattern] = result.written.kept.globs
+    kept = duckdb.sql(f"select id from read_parquet('{pattern}') order by id").fetchall()
+    assert kept == [("a-1",), ("a-3",)]
+
+
 def test_a_data_file_that_is_gone_is_named(lake: Lake, tmp_path: Path) -> None:
     lake.append(rows("a"))
     shards = shards_of(lake.path, tmp_path)

@@ -97,6 +97,20 @@ def test_an_export_equals_a_join_of_the_raw_files(
     assert result.complete and result.format == format
 
 
+def test_a_folder_whose_files_had_other_names_is_not_added_to(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    to = tmp_path_factory.mktemp("to")
+    first = run(folder, f"{to}/")
+    spec = spec_of(folder, input={"path": f"{folder}/i*/**/*.jsonl", "id": "id"})
+    options = ExportOptions(f"{to}/")
+    with pytest.raises(SpecError, match=r"^to: holds another export \(snapshot 1 of job\)"):
+        export(spec, options, cache_dir=folder / "cache")
+    assert len(rows_of(first)) == 90
+    result = export(spec, replace(options, overwrite=True), cache_dir=folder / "cache")
+    assert len(rows_of(result)) == 90 and (to / "in" / "deep").is_dir()
+
+
 def test_columns_of_the_input_are_added_and_a_missing_one_is_named(folder: Path) -> None:
     result = run(folder, "a.jsonl", columns=("id",))
     # — the name of the column of documents comes first
@@ -282,8 +296,11 @@ def test_a_partial_snapshot_is_exported_with_exit_code_3(folder: Path, assay: As
 def test_a_bucket_gets_the_same_rows(moto: Server, folder: Path, to: str) -> None:
     spec = spec_of(folder).model_copy(update={"storage_options": moto.options})
     options = ExportOptions(f"{moto.new_url()}/{to}", with_text=True)
-    result = export(spec, options, cache_dir=folder / "cache")
     files = moto.file_system()
+    bucket, _, key = str(options.to).removeprefix("s3://").partition("/")
+    if to == "there/":  # — the object that a console makes for a new folder
+        files.call_s3("put_object", Bucket=bucket, Key=key)
+    result = export(spec, options, cache_dir=folder / "cache")
     place = result.to.removeprefix("s3://")
     names = sorted(name for name in files.find(place) if name.endswith(".parquet"))
     for number, name in enumerate(names):

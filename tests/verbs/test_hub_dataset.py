@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,16 +14,19 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from fake_hub import FakeHub
-from filtered import SCORE, command_of, filtered_with, kept, labelled, spec_of
+from filtered import SCORE, command_of, content_of, filtered_with, kept, labelled, spec_of
 from fsspec.utils import glob_translate
+from huggingface_hub import constants
 
 import pipeline
 from pipeline.cli import main
 from pipeline.errors import SpecError, UnavailableError
 from pipeline.options import ExportOptions, FilterOptions
+from pipeline.spec.parse import parse_spec
 from pipeline.stores.hub import upload
+from pipeline.verbs import hub_dataset
 from pipeline.verbs.export import export
-from pipeline.verbs.hub_dataset import write_export
+from pipeline.verbs.hub_dataset import write_export, write_filter
 from pipeline.verbs.label_table import ExportResult
 
 URL, REPO = "hf://datasets/org/labels", "datasets/org/labels"
@@ -101,6 +105,41 @@ def test_another_place_of_the_hub_is_refused(folder: Path, hub: FakeHub, url: st
     with pytest.raises(SpecError, match=r"to: write hf://datasets/ORG/NAME"):
         exported(folder, url)
     assert not hub.requests
+
+
+@pytest.mark.parametrize("path", ["", "/data/*.parquet", "@main/**/*.parquet"])
+def test_the_dataset_that_is_the_input_is_refused(folder: Path, hub: FakeHub, path: str) -> None:
+    own = {**content_of(folder, keep=KEEP), "input": {"path": URL + path, "id": "id"}}
+    spec, places = parse_spec(json.dumps(own)), {"cache_dir": folder, "command": "assay"}
+    with pytest.raises(SpecError, match=r"^to: (is in|contains) the input of the spec"):
+        write_export(spec, ExportOptions(URL), **places)
+    with pytest.raises(SpecError, match=r"^to: (is in|contains) the input of the spec"):
+        write_filter(spec, FilterOptions(f"{URL}@main"), **places)
+    assert not hub.requests
+
+
+def test_a_filter_goes_to_the_hub_that_its_own_options_name(
+    folder: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_of(folder, keep=KEEP, storage_options={"endpoint": hub.url})
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    pipeline.filter(spec, options=FilterOptions(URL), cache_dir=folder / "cache")
+    assert len(hub.commits[REPO]) == 2
+
+
+def test_a_card_has_the_hashes_of_all_classifiers_and_the_whole_command(
+    folder: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = {"toxic": {"onnx": "1f"}, "topic": {"onnx": "2e"}}
+    stored = lambda _store, _contents, task: {"models": {}, "model": hashes[task]}  # noqa: E731
+    monkeypatch.setattr(hub_dataset, "what_answered", stored)
+    spec_file = command_of(folder, keep=KEEP)[1]
+    words = ["export", spec_file, "--to", URL, "--columns", "id", "--columns", "lang"]
+    assert main([*words, "--layout", "dolma"]) == 0
+    card = hub.files(REPO, "main")[1]["README.md"].decode()
+    assert "- classifier, onnx: `1f`\n- classifier, onnx: `2e`\n" in card
+    options = f"--to={URL} --columns=id --columns=lang --layout=dolma"
+    assert f"assay export {spec_file} {options}\n" in card
 
 
 def test_a_branch_that_does_not_exist_is_a_mistake_of_the_option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,39 @@ def test_rows_that_a_dataset_gets_in_the_middle_are_there(
     assert labelled == plain_labels(folder) and {*new, *newer} == {"new", "newer", None}
 
 
+def test_labels_that_a_dataset_does_not_have_are_added_by_the_same_command(
+    folder: Path, dataset: Path
+) -> None:
+    lance.dataset(dataset).delete("id in ('0-1', '2-2')")
+    run(folder, f"lance+{dataset}")
+    rows = {"id": ["0-1", "2-2"], "text": ["is back", ""], "more": ["0-1!", "2-2!"]}
+    lance.write_dataset(pa.table(rows), dataset, mode="append")
+    for lost in ([], ["toxic_p_clean"]):
+        if lost:
+            lance.dataset(dataset).drop_columns(lost)
+        assert run(folder, f"lance+{dataset}").created == 1
+        assert labels_of(dataset)[:-1] == plain_labels(folder)
+        assert run(folder, f"lance+{dataset}").created == 0
+
+
+def test_labels_and_columns_may_change_between_exports(
+    folder: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(folder, f"lance+{dataset}")
+    lance.dataset(dataset).add_columns({"last": "'of another program'"})
+    for number, labels in enumerate(("abcde", "ab", "acd"), start=2):
+        monkeypatch.setitem(LABELS, "topic", tuple(labels))
+        finish_folder(folder, str(number))
+        version = lance.dataset(dataset).version
+        assert run(folder, f"lance+{dataset}").created == 1
+        lance.dataset(dataset).validate()
+        assert lance.dataset(dataset).version == version + 1
+        lance.dataset(dataset).drop_columns(["last"])
+        assert labels_of(dataset)[:-1] == plain_labels(folder)
+        lance.dataset(dataset).optimize.compact_files()
+        lance.dataset(dataset).add_columns({"last": "'of another program'"})
+
+
 @pytest.mark.parametrize(
     ("rows", "line"),
     [
@@ -158,12 +192,14 @@ def test_documents_that_share_an_id_or_have_none_are_refused(
     assert lance.dataset(folder / "a.lance").version == 1
 
 
-def test_a_label_with_a_dot_is_refused_by_name(
-    folder: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("label", ["U.S.", "`law`"])
+def test_a_label_that_lance_cannot_have_in_a_name_is_refused_by_name(
+    folder: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch, label: str
 ) -> None:
-    monkeypatch.setitem(LABELS, "topic", ("U.S.", "law", "sport"))
+    monkeypatch.setitem(LABELS, "topic", (label, "law", "sport"))
     finish_folder(folder, "2")
-    with pytest.raises(SpecError, match=r"^to: Lance has no columns with a dot .*topic_p_U\.S\."):
+    line = rf"^to: Lance has no columns with a dot .*topic_p_{re.escape(label)}"
+    with pytest.raises(SpecError, match=line):
         run(folder, f"lance+{dataset}")
 
 

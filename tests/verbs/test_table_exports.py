@@ -50,6 +50,7 @@ class Table:
     version: Callable[[], object]
     append: Callable[[pa.Table], None]  # as another export does; it makes a missing table
     restore: Callable[[], object]  # what the first export made
+    delete: Callable[[str], object]  # the rows for which this is true
 
     @property
     def all(self) -> list[Row]:
@@ -88,7 +89,10 @@ def delta_table(folder: Path) -> Table:
     def restore() -> None:
         deltalake.DeltaTable(place).restore(1)
 
-    return Table(f"delta+{place}", files, version, append, restore)
+    def delete(rows: str) -> None:
+        deltalake.DeltaTable(place).delete(rows)
+
+    return Table(f"delta+{place}", files, version, append, restore, delete)
 
 
 def iceberg_table(folder: Path) -> Table:
@@ -111,7 +115,10 @@ def iceberg_table(folder: Path) -> Table:
         first = load().snapshots()[0].snapshot_id
         load().manage_snapshots().rollback_to_snapshot(first).commit()
 
-    return Table("iceberg://local/labels.all", files, version, append, restore)
+    def delete(rows: str) -> None:
+        load().delete(rows)
+
+    return Table("iceberg://local/labels.all", files, version, append, restore, delete)
 
 
 @pytest.fixture(params=[delta_table, iceberg_table])
@@ -159,6 +166,10 @@ def test_labels_that_a_table_has_no_longer_are_written_again(folder: Path, table
     table.restore()
     assert table.all != expected(folder)
     assert run(folder, table.to).created == 1 and table.all == expected(folder)
+    table.delete("toxic = 'clean'")
+    assert len(table.all) < 70
+    assert run(folder, table.to).created == 1 and table.all == expected(folder)
+    table.add_foreign_row()
     assert run(folder, table.to).created == 0
 
 
@@ -278,6 +289,10 @@ def test_tables_whose_rows_cannot_be_read_are_refused(folder: Path) -> None:
     lake_tables.map_columns(folder / "mapped", ["doc_id", "path"])
     with pytest.raises(SpecError, match=r"^to: has column mapping; name a table without it"):
         run(folder, f"delta+{folder}/mapped")
+    append_only = {"configuration": {"delta.appendOnly": "true"}}
+    deltalake.write_deltalake(folder / "only", pa.table({"doc_id": ["0-1"]}), **append_only)
+    with pytest.raises(SpecError, match=r"^to: is append-only; name a table that is not"):
+        run(folder, f"delta+{folder}/only")
 
 
 def test_a_table_in_a_bucket_is_written_with_the_storage_options(
