@@ -201,7 +201,8 @@ STAGES = [
 ]
 KEPT = {"filter": {"keep": "a.p.x < 0.3"}}
 VLLM = {"path": "m", "engine": "vllm"}
-SERVER = {"path": "m", "engine": "openai", "base_url": "http://localhost:8000/v1"}
+NO_URL = {"path": "m", "engine": "openai"}
+SERVER = {**NO_URL, "base_url": "http://localhost:8000/v1"}
 OF_CASCADES = [
     (stages(ASKED, ASKED, beam=8), "tasks.0.beam", "a cascade takes no beam"),
     (stages(ASKED, ASKED, question="Why?"), "tasks.0.question", "a cascade takes no question"),
@@ -219,11 +220,7 @@ OF_CASCADES = [
         "write it as the model of the last stage",
     ),
     (task(cascade={"teacher": VLLM}), "tasks.0.cascade.teacher", "write engine: openai"),
-    (
-        task(cascade={"teacher": {"path": "m", "engine": "openai"}}),
-        "tasks.0.cascade.teacher.base_url",
-        "http://localhost:8000/v1",
-    ),
+    (task(cascade={"teacher": NO_URL}), "tasks.0.cascade.teacher.base_url", "localhost:8000/v1"),
     (task(question="Is it?{answer}It", cascade={"teacher": SERVER}), "tasks.0.question", "begins"),
     (task(cascade="auto", length_penalty=-1), "tasks.0.length_penalty", "at least 0"),
     (
@@ -263,7 +260,7 @@ ENGINES = [
         "tasks.0.question",
         "with engine: vllm each task has a question",
     ),
-    ({"model": {"path": "m", "engine": "openai"}}, "model.base_url", "http://localhost:8000/v1"),
+    ({"model": NO_URL}, "model.base_url", "http://localhost:8000/v1"),
     ({"model": {**SERVER, "dtype": "int8"}}, "model.dtype", "with engine: openai"),
     ({"model": {**SERVER, "threads": 2}}, "model.threads", "with engine: openai"),
     ({"model": {**VLLM, "concurrency": 9}}, "model.concurrency", "with engine: vllm"),
