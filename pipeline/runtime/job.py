@@ -291,9 +291,7 @@ def make_reader(spec: JobSpec, placement: Placement, cache_dir: Path) -> Reader:
     Of a cascade it has the last stage, where that has no model and no documents of its own.
     """
     places = {task.name: f"tasks.{number}" for number, task in enumerate(spec.tasks)}
-    asked = (task.whole if isinstance(task, CascadeTask) else task for task in spec.tasks)
-    own = tuple(task for task in asked if task.model is None and task.documents is None)
-    plain = spec.model_copy(update={"tasks": own})
+    plain = spec.model_copy(update={"tasks": spec.own_tasks})
     return _reader(plain, placement, cache_dir, locate, places | _SHARED)
 
 

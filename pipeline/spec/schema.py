@@ -295,6 +295,12 @@ class JobSpec(Frozen):
         return tuple(part for task in self.tasks for part in task.parts)
 
     @property
+    def own_tasks(self) -> tuple[TaskSpec, ...]:
+        """The tasks, each cascade as its last stage; not those of other models or documents."""
+        asked = (task.whole if isinstance(task, CascadeTask) else task for task in self.tasks)
+        return tuple(task for task in asked if task.model is None and task.documents is None)
+
+    @property
     def model_parts(self) -> tuple[TaskSpec, ...]:
         """What the model is asked for the answers to its tasks."""
         return tuple(part for task in self.model_tasks for part in task.parts)

@@ -129,9 +129,11 @@ def fit_readouts(
         raise option_error("hold_out", "write a share, as in 0.2", options.hold_out)
     gold = read_gold(options.gold, spec, options.tasks)
     warn_of_chosen(gold)
+    spec = spec.model_copy(update={"tasks": spec.own_tasks})
     tasks = {part.name: part for part in spec.model_parts if part.name in gold.tasks}
     if not tasks:
-        fix = "all tasks with gold labels have classifiers; a readout is of the model's states"
+        fix = "all tasks with gold labels have classifiers or models of their own; a readout is of "
+        fix += "the model's states"
         raise SpecError([Problem("tasks", fix, list(gold.tasks))])
     truths = {name: gold.tasks[name].truth for name in tasks}
     _check_counts({n: Counter(t[t != UNLABELLED].tolist()) for n, t in truths.items()}, gold)

@@ -149,6 +149,13 @@ def test_gold_with_ids_reads_the_corpus_and_the_spec_names_the_file(
     # — what a run does first: it refuses a readout that was fitted for something else
     job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
     assert "toxic" in job.fingerprints
+    # — of a cascade, it is the readout of the last stage
+    content = yaml.safe_load(spec_file.read_text())
+    content["tasks"][0]["cascade"] = "auto"
+    spec_file.write_text(yaml.safe_dump(content))
+    assay(*command, "--to", tmp_path / "whole.safetensors")
+    whole = parse_readout((tmp_path / "whole.safetensors").read_bytes())
+    np.testing.assert_array_equal(whole.maps[1].weight, parse_readout(first).maps[1].weight)
 
 
 def test_a_readout_that_answered_the_last_snapshot_is_not_replaced_in_its_place(
