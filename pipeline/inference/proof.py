@@ -29,7 +29,9 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
 # In half precision the tree differs from transformers by .8 to 1.6 times as much as two of its own
 # implementations differ (tiny models of 15 families).
 _TIMES_OWN = 3
-_PROVED_WINDOW = 24
+# A window that ends in the rows of a short document; and one of a long document that ends in either
+# of two blocks of keys before them.
+_PROVED_WINDOW, _LONG_WINDOW = 24, 64 + 24
 # Kernels read keys in blocks of 64: a document of three and a few more runs each of their loops. By
 # this number, 65 keys of a question are in no whole block, so that one is alone in the last. The
 # states are compared after the first layers, among which those of every window are.
@@ -69,14 +71,14 @@ def _own_error(model: LoadedModel) -> float:
 
 
 @contextmanager
-def _short_windows(model: LoadedModel) -> Iterator[None]:
-    """In this block no window is longer than the prompts of a proof, so that each is proved."""
+def _short_windows(model: LoadedModel, longest: int) -> Iterator[None]:
+    """In this block no window is longer than this, so that prompts of a proof reach its end."""
     owners: list[Any] = [model.network.config.get_text_config(), *model.network.modules()]
     windows = [(owner, getattr(owner, "sliding_window", None)) for owner in owners]
-    long = [(owner, window) for owner, window in windows if (window or 0) > _PROVED_WINDOW]
+    long = [(owner, window) for owner, window in windows if (window or 0) > longest]
     try:
         for owner, _ in long:
-            owner.sliding_window = _PROVED_WINDOW
+            owner.sliding_window = longest
         yield
     finally:
         for owner, window in long:
@@ -96,15 +98,16 @@ def tree_error(model: LoadedModel) -> float:
     prefix, text = ids[:5], ids[12:]
     last = ReadPoint(model.layers, (tuple(ids[5:8]), tuple(ids[8:11]), tuple(ids[11:12])))
     errors = [_head_error(model, ids)]
-    with _short_windows(model):
+    with _short_windows(model, _PROVED_WINDOW):
         errors.append(_states_error(model, prefix, [text], [[last]]))
         if (images := model.images) is not None:
             shown = [_image_document(images, size, text[:7]) for size in _IMAGE_SIZES]
             errors.append(_states_error(model, prefix, shown, [[last]]))
-        if model.schedule == "fused":
-            errors.append(_long_error(model))
-    if model.schedule == "fused" and model.windows != {None}:
+    if model.schedule == "fused":
         errors.append(_long_error(model))
+        if model.windows != {None}:
+            with _short_windows(model, _LONG_WINDOW):
+                errors.append(_long_error(model))
     return float(np.max(errors))  # NaN if one is, which `max` may pass over
 
 
