@@ -264,9 +264,9 @@ class ServerClient:
                 allow_redirects=False,
             )
         except requests.RequestException as error:
-            unsent = isinstance(error, ValueError) or isinstance(error.args[0], MaxRetryError)
-            if not unsent:  # — the server may have answered
-                self.journal.add(self._price(bound, 1))
+            unsent = (ValueError, MaxRetryError)
+            if not any(isinstance(own, unsent) for own in (error, *error.args)):
+                self.journal.add(self._price(bound, 1))  # — the server may have answered
             raise _NoAnswer(f"{type(error).__name__}: {one_line(error)}") from error
         status, content = reply.status_code, None
         if status in _BUSY:
