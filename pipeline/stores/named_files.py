@@ -46,7 +46,7 @@ class Target:
         names = self._ask(self.file_system.find, "listed")
         prefix = f"{self.place.rstrip('/')}/"
         below = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
-        # — in S3, an object whose name ends in a slash stands for a folder
+        # — in S3, an object whose name ends in a slash is the mark of a folder
         return {name for name in below if name and not name.endswith("/")}
 
     def read(self) -> bytes:

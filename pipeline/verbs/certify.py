@@ -15,7 +15,7 @@ All answers are cells of the output, so nothing is asked twice, also after a run
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 from operator import itemgetter
@@ -31,6 +31,7 @@ from pipeline.options import RunOptions
 from pipeline.runtime.cascades import cheap_stages, write_certificate
 from pipeline.runtime.conditions import DOC, check, drawn_below, drawn_from
 from pipeline.runtime.job import Job, Run
+from pipeline.runtime.plan import Plan
 from pipeline.runtime.progress import ignore
 from pipeline.runtime.run import planning
 from pipeline.sources.rule import named
@@ -63,11 +64,10 @@ def certify(
     Returns the counts of the sample's labelling, which may be `part_of` a run.
 
     The rules of an earlier certificate are tested again, also with documents of new files. Where
-    none of them is proved, or saves enough, others are made and tested with the same documents.
-    No rule is taken that the documents of new files alone refute. A
-    run with a condition of its own proves nothing, and one whose time is over proves nothing more:
-    they use the certificates that there are. Shards that cannot be labelled prove nothing, and
-    certificates are not about them.
+    none of them is proved, or saves enough, others are made and tested with the same documents. No
+    rule is taken that the documents of new files alone refute. A run with a condition of its own
+    proves nothing, and one whose time is over proves nothing more: they use the certificates that
+    there are. Shards that cannot be labelled prove nothing, and certificates are not about them.
     """
     counts, failed = Counts(), set[str]()
     if not spec.cascades or options.sample or options.where:
@@ -103,12 +103,9 @@ def certify(
             counts,
             failed,
         )
-        # — one that was published lacks answers by other thresholds, questions or conditions
-        shown = last_shards(store, spec.name)
-        lacking = [w for w in planned.work_items if not w.retry and w.shard.id not in shown]
-        new = {name: {w.shard.id for w in lacking if name in w.tasks} for name in due}
+        new_shards = _new_shards(planned, last_shards(store, spec.name), due)
         try:
-            certificates = [*_certificates(sample, job, due, earlier, new)]
+            certificates = [*_certificates(sample, job, due, earlier, new_shards)]
         except TimeIsOver:
             return counts
         except ShardsFailed:
@@ -143,6 +140,15 @@ def _due(
                 place, condition = f"tasks.{number}.cascade.by", f"{named(DOC, column)} IS NULL"
                 check(condition, shards, spec.input.storage_options, place=place)
     return due, later
+
+
+def _new_shards(planned: Plan, published: Set[str], tasks: Iterable[str]) -> dict[str, set[str]]:
+    """By task, the ids of shards without an answer, which no snapshot has.
+
+    A published shard lacks answers by other thresholds, questions or conditions.
+    """
+    lacking = [w for w in planned.work_items if not w.retry and w.shard.id not in published]
+    return {task: {w.shard.id for w in lacking if task in w.tasks} for task in tasks}
 
 
 def _share(cascade: CascadeSpec, rows: int) -> float:
