@@ -103,55 +103,42 @@ def label(
     spec = shared_by_nodes(spec, address)
     store = open_store(spec.output, spec.storage_options)
     check_create_only(store)
-    with in_use(store) as shown:
+    with in_use(store) as shown:  # — the key of a mark of this run
         limit, run = limit or limit_of(options.sample, options.where), part_of or Run()
-        yield _labelled(spec, store, cache_dir, address, options, limit, announce, run, shown)
-
-
-def _labelled(
-    spec: JobSpec,
-    store: Store,
-    cache_dir: Path,
-    address: str | None,
-    options: RunOptions,
-    limit: str | None,
-    announce: Callable[[Progress], None],
-    part_of: Run,
-    shown: str,  # the key of a mark of this run
-) -> Outcome:
-    """The recipe of a run: plan, start Ray, and label in rounds."""
-    ends = None if options.max_hours is None else part_of.began + options.max_hours * 3600
-    part = replace(part_of, ends=ends, max_cost=options.max_cost)
-    failpoint("probed")
-    with Watch(announce) as watch:
-        if address is not None:
-            watch.enter(CONNECTING)
-        with planning(spec, store, cache_dir, address, options, limit, part, watch.enter) as known:
-            connected, machine, job, planned = known
-            for reason in planned.cuts.unreadable:
-                logger.warning("left out: %s", reason)
-            failpoint("planned")
-            counts = Tally(input_rows=planned.rows, max_error_rate=spec.max_error_rate)
-            if planned.work_items:
-                job = _spread(job, machine, len(planned.work_items))
-                watch.enter(STARTING_RAY, planned)
-                if connected:
-                    folder = input_folder(planned.work_items)
-                    job = replace(job, run=replace(job.run, shown=shown, input_folder=folder))
-                with local_ray(job.placement):
-                    planned = _label_missing(job, store, planned, counts, watch, options)
-            else:
-                watch.enter(LISTING, planned)
-    publishes = not planned.work_items or options.publish_partial
-    asked = counts.count_finished(store, spec, planned, publishes=publishes)
-    failpoint("labelled")
-    is_over = planned.work_items and job.run.is_over
-    stopped = f"--max-hours {options.max_hours:g}" if is_over else None
-    seconds = time.time() - part.began
-    outcome = Outcome(job, store, planned, counts, seconds, asked, stopped)
-    if stopped:
-        logger.warning("ended by %s; %s", stopped, outcome.left)
-    return outcome
+        ends = None if options.max_hours is None else run.began + options.max_hours * 3600
+        part = replace(run, ends=ends, max_cost=options.max_cost)
+        failpoint("probed")
+        with Watch(announce) as watch:
+            if address is not None:
+                watch.enter(CONNECTING)
+            with planning(
+                spec, store, cache_dir, address, options, limit, part, watch.enter
+            ) as known:
+                connected, machine, job, planned = known
+                for reason in planned.cuts.unreadable:
+                    logger.warning("left out: %s", reason)
+                failpoint("planned")
+                counts = Tally(input_rows=planned.rows, max_error_rate=spec.max_error_rate)
+                if planned.work_items:
+                    job = _spread(job, machine, len(planned.work_items))
+                    watch.enter(STARTING_RAY, planned)
+                    if connected:
+                        folder = input_folder(planned.work_items)
+                        job = replace(job, run=replace(job.run, shown=shown, input_folder=folder))
+                    with local_ray(job.placement):
+                        planned = _label_missing(job, store, planned, counts, watch, options)
+                else:
+                    watch.enter(LISTING, planned)
+        publishes = not planned.work_items or options.publish_partial
+        asked = counts.count_finished(store, spec, planned, publishes=publishes)
+        failpoint("labelled")
+        is_over = planned.work_items and job.run.is_over
+        stopped = f"--max-hours {options.max_hours:g}" if is_over else None
+        seconds = time.time() - part.began
+        outcome = Outcome(job, store, planned, counts, seconds, asked, stopped)
+        if stopped:
+            logger.warning("ended by %s; %s", stopped, outcome.left)
+        yield outcome
 
 
 @contextmanager
