@@ -76,9 +76,7 @@ def planned_output(spec: JobSpec, options: WorkOptions, cache_dir: Path) -> tupl
             for work in planned.work_items
         ]
         distinct = len(np.unique(np.concatenate([*read.values()])))
-        planned = replace(planned, work_items=tuple(items), distinct=distinct)
-    if limit is not None:
-        planned = replace(planned, inside=chosen)
+        planned = replace(planned, work_items=tuple(items), distinct=distinct, inside=chosen)
     stored = stored_files(job, store, planned)
     if stored.by_version:
         texts = ((sid, read[sid]) for sid in stored.new & read.keys())
