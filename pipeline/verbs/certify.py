@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import ceil
 from operator import itemgetter
 from pathlib import Path
@@ -245,11 +245,8 @@ class _Cascade:
         """
         if not self.task.cascade.is_auto:
             return self.unproved
-        taught = teach(texts, self.task, self.whole.p[self.first_half], self.judged)
-        if taught is None:
-            reason = "no readout of an early layer is certain enough to save anything"
-            return replace(self.unproved, reason=reason)
-        return replace(self.unproved, **asdict(taught))
+        whole = self.whole.p[self.first_half]
+        return teach(texts, self.task, whole, self.judged, self.unproved)
 
     def lack(self) -> str:
         """Why the second half of the sample is too small for a proof; "" if it is not."""

@@ -18,6 +18,7 @@ from threadpoolctl import threadpool_limits
 
 from pipeline.evaluation.promises import Bools, Judged
 from pipeline.evaluation.readout_fitting import STRENGTHS, Choice, GoldStates, choose, refit
+from pipeline.fitted.certificate import Certificate
 from pipeline.fitted.readout import LinearMap, readout_file
 from pipeline.gold.labels import Gold, GoldCounts
 from pipeline.gold.values import GoldTask
@@ -41,16 +42,6 @@ LAST = 1.0  # of a model that a larger one teaches
 FIRST_TOKENS = 256
 # If the median document has this number of tokens, readouts of the first tokens are tried, too.
 LONG = 2 * FIRST_TOKENS
-
-
-@dataclass(frozen=True, slots=True)
-class Taught:
-    """A fitted readout, and what it costs; the fields are those of a certificate."""
-
-    readout: str  # key in the output; of several labels the folder
-    max_tokens: int | None  # of a document, that it reads; None: as the spec says
-    layer: int
-    cost: float  # as a share of a whole reading
 
 
 @dataclass(frozen=True)
@@ -143,10 +134,13 @@ class _Place:
     best: Mapping[str, tuple[int, Choice]]  # by part: pooling and choice
 
 
-def teach(texts: Texts, task: CascadeTask, whole: Floats, judged: Judged) -> Taught | None:
-    """Fits readouts and writes the best one to the output; None if none saves anything.
+def teach(
+    texts: Texts, task: CascadeTask, whole: Floats, judged: Judged, unproved: Certificate
+) -> Certificate:
+    """Fits readouts and writes the best one to the output: the certificate that names it.
 
-    `whole` has the answers to imitate, [texts, labels]: NaN without one.
+    It has a reason, and no readout, if none saves anything. `whole` has the answers to imitate,
+    [texts, labels]: NaN without one.
     """
     answered: Bools = np.asarray(~np.isnan(whole).any(axis=1), np.bool_)
     places = [
@@ -155,7 +149,10 @@ def teach(texts: Texts, task: CascadeTask, whole: Floats, judged: Judged) -> Tau
         for each in _places(texts, task, whole, answered, judged, most)
     ]
     best = max(places, key=lambda own: own.saved)
-    return None if best.saved <= 0 else _written(texts, task, best)
+    if best.saved > 0:
+        return _written(texts, task, best, unproved)
+    reason = "no readout of an early layer is certain enough to save anything"
+    return replace(unproved, reason=reason)
 
 
 def _parts(task: CascadeTask) -> tuple[TaskSpec, ...]:
@@ -206,7 +203,7 @@ def _places(
         yield _Place(read, max_tokens, number, cost, proof.decided - cost, states, best)
 
 
-def _written(texts: Texts, task: CascadeTask, best: _Place) -> Taught:
+def _written(texts: Texts, task: CascadeTask, best: _Place, unproved: Certificate) -> Certificate:
     """Fits at the best place to all rows, and writes the files, whose names are their hash."""
     # — no document is read here, so that this machine may lack what the model needs
     cpu, spec = Placement("cpu", texts.placement.dtype, actors=1, threads=1), texts.sample.spec
@@ -233,4 +230,5 @@ def _written(texts: Texts, task: CascadeTask, best: _Place) -> Taught:
         store.create(fitted_key(task.name, digest, label), data)
     key = fitted_key(task.name, digest)
     key = key.removesuffix(SUFFIX) if task.kind == "multi" else key
-    return Taught(key, best.max_tokens, layer, best.cost)
+    most, cost = best.max_tokens, best.cost
+    return replace(unproved, readout=key, max_tokens=most, layer=layer, cost=cost)
