@@ -49,7 +49,7 @@ def _cards(spec: JobSpec, task: TaskSpec) -> Iterator[Card]:
     place, whole = f"tasks.{task.name}.readout", spec.task(task_of(task.name))
     own = (p for stage in whole.stages or (whole,) for p in stage.parts if p.name == task.name)
     for path in filter(None, (part.readout for part in own)):
-        data = read_fitted(path, options_for(path, spec), place=place, made_by="assay fit")
+        data = read_fitted(path, options_for(path, spec), place=place)
         try:
             yield parse_readout(data).card
         except ReadoutError as error:

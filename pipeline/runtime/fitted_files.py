@@ -1,7 +1,7 @@
 """Files that tasks name by a local path or an fsspec URL: readouts, thresholds, classifiers.
 
 Entry points: `find_readouts` and `find_classifiers` in the driver, which reads or hashes them;
-`load_readouts` and `read_classifier` on a worker; and `read_fitted` for the bytes of any such file.
+`load_readouts` and `read_classifier` on a worker; and `read_fitted` for the bytes of a readout.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ def refuse_published(spec: JobSpec, paths: Sequence[str]) -> None:
             raise option_error("to", fix)
 
 
-def read_fitted(path: str, options: Options, *, place: str, made_by: str) -> bytes:
-    """The file's content; SpecError if it is missing, StorageError if its store does not answer.
+def read_fitted(path: str, options: Options, *, place: str) -> bytes:
+    """A readout's content; SpecError if it is missing, StorageError if its store does not answer.
 
-    The error names `place`, the file's place in the spec, and `made_by`, the command that makes it.
+    The error names `place`, the file's place in the spec.
     """
-    data: bytes = _ask("cat_file", path, options, place=place, made_by=made_by)
+    data: bytes = _ask("cat_file", path, options, place=place, made_by=_MADE_BY["readout"])
     return data
 
 

@@ -17,7 +17,7 @@ from pipeline.stores.named_files import open_target
 
 
 def read(path: str) -> bytes:
-    return read_fitted(path, {}, place="tasks.0.readout", made_by="assay fit")
+    return read_fitted(path, {}, place="tasks.0.readout")
 
 
 def test_a_file_in_the_home_folder_is_found(

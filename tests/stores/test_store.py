@@ -209,7 +209,7 @@ def test_the_home_folder_of_an_unknown_user_is_a_plain_name(tmp_path: Path) -> N
     with pytest.raises(SpecError, match=r"^input\.path: "):
         find_files(path)
     with pytest.raises(SpecError, match=r"^tasks\.0\.readout: the file cannot be read: "):
-        read_fitted(path, {}, place="tasks.0.readout", made_by="assay fit")
+        read_fitted(path, {}, place="tasks.0.readout")
 
 
 @pytest.mark.parametrize(
@@ -238,4 +238,4 @@ def test_a_url_of_a_file_system_that_cannot_be_made_is_one_problem(url: str) -> 
     with pytest.raises(SpecError, match=r"^input\.path: cannot be opened: "):
         find_files(url)
     with pytest.raises(SpecError, match=r"^tasks\.0\.readout: cannot be opened: "):
-        read_fitted(url, {}, place="tasks.0.readout", made_by="assay fit")
+        read_fitted(url, {}, place="tasks.0.readout")
