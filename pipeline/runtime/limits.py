@@ -16,7 +16,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -85,20 +85,19 @@ def check_ulimits(ulimits: Sequence[tuple[str, int, int, int]]) -> None:
 
 
 @cache
-def usable_gpus() -> Gpus:
+def usable_gpus(root: Path = ROOT) -> Gpus:
     """The GPUs that torch sees here; a new process asks it once, and only where there is a device.
 
     A device that torch does not see, for example with a build for CPUs, is a logged warning.
     """
-    return gpus_seen_by_torch(ROOT, _ask_torch)
-
-
-def gpus_seen_by_torch(root: Path, ask: Callable[[], subprocess.CompletedProcess[str]]) -> Gpus:
-    """`usable_gpus` with the file system's root and the process that prints what torch sees."""
     devices = sorted((root / "dev").glob("nvidia[0-9]*")) or list((root / "dev").glob("dxg"))
     if not devices or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return Gpus()
-    answer = ask()
+    command = [sys.executable, "-c", _ASK_TORCH]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        answer = subprocess.CompletedProcess(command, 1, "", f"no answer in {_ASK_TIMEOUT_S} s")
     if answer.returncode:
         version, reason = "", (answer.stderr.strip().splitlines() or ["it fails"])[-1]
         capabilities: list[list[int]] = []
@@ -113,14 +112,6 @@ def gpus_seen_by_torch(root: Path, ask: Callable[[], subprocess.CompletedProcess
     least = min(map(tuple, capabilities), default=())
     formats = (name for name, first in _FIRST_CAPABILITY.items() if least >= first)
     return Gpus(len(capabilities), frozenset(formats))
-
-
-def _ask_torch() -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", _ASK_TORCH]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=_ASK_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 1, "", f"no answer in {_ASK_TIMEOUT_S} s")
 
 
 def _cgroups(root: Path, controller: str) -> Iterator[Path]:

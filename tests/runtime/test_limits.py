@@ -13,7 +13,7 @@ from subprocess import CompletedProcess
 import psutil
 import pytest
 
-from pipeline.runtime.limits import Gpus, available_bytes, gpus_seen_by_torch, usable_cores
+from pipeline.runtime.limits import Gpus, available_bytes, usable_cores, usable_gpus
 
 GIB = 1024**3
 V1_CPU = "sys/fs/cgroup/cpu"
@@ -166,7 +166,8 @@ def test_torch_reports_which_gpus_can_be_used(
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     root = tree(tmp_path, {"dev/nvidia0": "", "dev/nvidiactl": ""})
-    assert gpus_seen_by_torch(root, lambda: answer) == gpus
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
+    assert usable_gpus(root) == gpus
     assert caplog.messages == []
 
 
@@ -187,7 +188,8 @@ def test_a_device_that_torch_does_not_see_is_one_warning(
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     root = tree(tmp_path, {"dev/nvidia0": ""})
-    assert gpus_seen_by_torch(root, lambda: answer) == Gpus()
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
+    assert usable_gpus(root) == Gpus()
     assert caplog.messages == [
         f"{root}/dev/nvidia0 is a GPU that {reason}; the model runs on the CPU"
     ]
@@ -204,5 +206,6 @@ def test_torch_is_not_asked_without_a_device_or_where_all_are_hidden(
     if hidden is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
         tree(tmp_path, {"dev/nvidia0": ""})
-    assert gpus_seen_by_torch(tmp_path, lambda: sys.exit("torch was asked")) == Gpus()
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("torch was asked"))
+    assert usable_gpus(tmp_path) == Gpus()
     assert caplog.messages == []
