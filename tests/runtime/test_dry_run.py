@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from calls import Assay
 from changing_corpus import TOPIC, Corpus
 from finished import commit_all
 
-from pipeline.cli import main
 from pipeline.runtime.dry_run import dry_run
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
@@ -99,22 +99,18 @@ def test_a_dry_run_predicts_what_the_run_does_for_every_option(
     assert again.missing_rows == again.missing_shards == 0
 
 
-def test_options_that_may_end_the_run_are_named(
-    grown: Corpus, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["run", str(grown.spec_file), "--dry-run"]
-    assert main([*command, "--max-hours", "2"]) == 0
-    words = " ".join(capsys.readouterr().out.split())
+def test_options_that_may_end_the_run_are_named(grown: Corpus, assay: Assay) -> None:
+    command = "run", grown.spec_file, "--dry-run"
+    words = assay(*command, "--max-hours", 2).words
     assert "may end before --max-hours=2.0: exit code 3" in words
-    assert main(command) == 0
-    assert "may end" not in capsys.readouterr().out
+    assert "may end" not in assay(*command).out
 
 
 def test_the_numbers_of_a_condition_on_a_large_input_are_upper_bounds(
-    grown: Corpus, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    grown: Corpus, monkeypatch: pytest.MonkeyPatch, assay: Assay
 ) -> None:
     monkeypatch.setattr("pipeline.runtime.plan.SMALL_INPUT_SHARDS", 0)
     plan = grown.plan(where="year = 2001")
     assert plan.missing_rows == plan.rows == 80
-    assert main(["run", str(grown.spec_file), "--dry-run", "--where", "year = 2001"]) == 0
-    assert "year = 2001: " in capsys.readouterr().out
+    shown = assay("run", grown.spec_file, "--dry-run", "--where", "year = 2001").out
+    assert "year = 2001: " in shown

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,13 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from calls import Assay
 from changing_corpus import Corpus
-from command import WITH_MODEL, assay
+from command import WITH_MODEL
+from command import assay as run_assay
 from PIL import Image
 from scipy.special import softmax
 from vision import encoded_picture, save_vision_model
 
-from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.inference.alternatives import answers_alone
 from pipeline.inference.decoding import decode_image
@@ -84,10 +84,10 @@ def pictures(modelled: Corpus, seeing: Path) -> Corpus:
 def test_a_run_has_the_answers_of_whole_prompts_and_resumes(
     command: Sequence[str], pictures: Corpus, seeing: Path
 ) -> None:
-    code, first, errors = assay(pictures.spec_file, command=command)
+    code, first, errors = run_assay(pictures.spec_file, command=command)
     assert code == 0, errors
     assert (first["documents_labelled"], first["documents_read_by_model"]) == (len(ROWS), 3)
-    assert assay(pictures.spec_file, command=command)[1]["documents_labelled"] == 0
+    assert run_assay(pictures.spec_file, command=command)[1]["documents_labelled"] == 0
     spec = pictures.spec
     model = load_model(seeing, dtype="float32", device="cpu", sees_images=True)
     tokenizer = load_tokenizer(seeing)
@@ -109,22 +109,19 @@ def test_a_run_has_the_answers_of_whole_prompts_and_resumes(
             np.testing.assert_allclose(list(p.values()), softmax(log_probs), rtol=0, atol=1e-4)
 
 
-def test_the_filter_keeps_rows_with_their_images(pictures: Corpus) -> None:
+def test_the_filter_keeps_rows_with_their_images(pictures: Corpus, assay: Assay) -> None:
     pictures.settings["filter"] = {"keep": "animal.p.Yes >= 0", "on_error": "drop"}
     pictures.run()
     to = pictures.folder / "kept"
-    assert main(["filter", str(pictures.spec_file), "--to", str(to)]) == 0
+    assay("filter", pictures.spec_file, "--to", to)
     kept = pq.read_table(next((to / "kept").rglob("*.parquet")))
     assert kept.column("image").to_pylist() == [image for image, *_ in ROWS[:4]]
 
 
-def test_a_report_shows_small_pictures_of_the_images(
-    pictures: Corpus, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_shows_small_pictures_of_the_images(pictures: Corpus, assay: Assay) -> None:
     pictures.run()
     page = pictures.folder / "page.html"
-    assert main(["report", str(pictures.spec_file), "--to", str(page), "--json"]) == 0
-    examples = json.loads(capsys.readouterr().out)["examples"]
+    examples = assay("report", pictures.spec_file, "--to", page, "--json").json["examples"]
     shown = {each["example"]["row"]: each["picture"] for each in examples}
     assert {row for row, picture in shown.items() if picture} - {3} == {0, 1, 2}
     picture = Image.open(io.BytesIO(base64.b64decode(shown[0])))
@@ -132,18 +129,14 @@ def test_a_report_shows_small_pictures_of_the_images(
     assert page.read_text().count("src='data:image/png;base64,") > 2
 
 
-def test_check_and_a_dry_run_read_images(
-    pictures: Corpus, capsys: pytest.CaptureFixture[str]
-) -> None:
-    spec = pictures.spec_file
-    assert main(["check", str(spec), "--json"]) == 0
-    exactness = json.loads(capsys.readouterr().out)["exactness"]
+def test_check_and_a_dry_run_read_images(pictures: Corpus, assay: Assay) -> None:
+    exactness = assay("check", pictures.spec_file, "--json").json["exactness"]
     assert exactness["exact"] and exactness["answers"] > 0 and exactness["max_abs_dp"] < 1e-4
-    assert main(["run", str(spec), "--dry-run", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["documents"] == len(ROWS)
+    planned = assay("run", pictures.spec_file, "--dry-run", "--json").json
+    assert planned["documents"] == len(ROWS)
 
 
-def test_a_readout_of_the_image_itself_is_fitted_and_run(pictures: Corpus) -> None:
+def test_a_readout_of_the_image_itself_is_fitted_and_run(pictures: Corpus, assay: Assay) -> None:
     images = [encoded_picture(32, 32, seed) for seed in range(40)]
     table = pa.table({"id": [f"{n}" for n in range(40)], "image": pa.array(images, pa.binary())})
     pq.write_table(table, pictures.input / "a.parquet")
@@ -153,8 +146,7 @@ def test_a_readout_of_the_image_itself_is_fitted_and_run(pictures: Corpus) -> No
     pictures.task = {"name": "parity", "labels": ["odd", "even"], "readout": str(readout)}
     pictures.others = []
     del pictures.settings["input"]["text"]
-    words = ["--gold", str(gold), "--task", "parity", "--to", str(readout)]
-    assert main(["fit", str(pictures.spec_file), *words]) == 0
+    assay("fit", pictures.spec_file, "--gold", gold, "--task", "parity", "--to", readout)
     assert pictures.run().tally.n.asked == 40
 
 
@@ -175,11 +167,11 @@ def test_a_run_decodes_each_image_once(pictures: Corpus, monkeypatch: pytest.Mon
 
 
 def test_a_model_without_a_vision_tower_is_named_before_anything_is_written(
-    pictures: Corpus, model_folder: Path, capsys: pytest.CaptureFixture[str]
+    pictures: Corpus, model_folder: Path, assay: Assay
 ) -> None:
     pictures.model = {"path": str(model_folder)}
-    assert main(["run", str(pictures.spec_file)]) == 2
-    assert "model.path: this model has no vision tower" in capsys.readouterr().err
+    printed = assay("run", pictures.spec_file, code=2)
+    assert "model.path: this model has no vision tower" in printed.err
     assert [each.name for each in pictures.store.root.iterdir()] == ["attempts"]  # of the probe
 
 

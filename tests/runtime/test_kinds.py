@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,12 @@ import duckdb
 import numpy as np
 import pytest
 import reference
+from calls import Assay
 from changing_corpus import TOXIC, Corpus
 from fake_engine import p_of
 from fitted import card_of, write_readout
 from transformers import PreTrainedTokenizerFast
 
-from pipeline.cli import main
 from pipeline.fitted.readout import parse_readout
 from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
@@ -109,7 +108,7 @@ def test_the_answers_are_those_of_a_prompt_for_each_label_and_chunk(
 
 @pytest.mark.parametrize("layer", [1, 2])
 def test_readouts_of_labels_are_those_of_their_files(
-    layer: int, modelled: Corpus, model_folder: Path
+    layer: int, modelled: Corpus, model_folder: Path, assay: Assay
 ) -> None:
     modelled.write("a", TEXTS[:2])
     (folder := modelled.folder / "readouts").mkdir()
@@ -135,7 +134,7 @@ def test_readouts_of_labels_are_those_of_their_files(
         assert (label in row["labels"]) == (p >= 0.5)
     (modelled.folder / "readouts" / "law.safetensors").unlink()
     modelled.write("a", [*TEXTS, "more"])
-    assert main(["run", str(modelled.spec_file)]) == 2
+    assay("run", modelled.spec_file, code=2)
 
 
 def test_a_label_without_an_answer_fails_the_row_and_only_the_row_is_asked_again(
@@ -190,10 +189,12 @@ def labelled(corpus: Corpus) -> Corpus:
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
-def test_an_export_has_the_same_labels_in_every_format(form: str, plain: Corpus) -> None:
+def test_an_export_has_the_same_labels_in_every_format(
+    form: str, plain: Corpus, assay: Assay
+) -> None:
     labelled(plain)
     to = plain.folder / f"table.{form}"
-    assert main(["export", str(plain.spec_file), "--to", str(to)]) == 0
+    assay("export", plain.spec_file, "--to", to)
     query = f"select doc_id, topic, quality_score, topic_p_law from '{to}'"
     rows = duckdb.sql(query).fetchall()
     topic, quality = plain.rows("topic"), plain.rows("quality")
@@ -223,12 +224,12 @@ def test_an_export_has_the_same_labels_in_every_format(form: str, plain: Corpus)
     ],
 )
 def test_a_filter_keeps_by_scores_and_by_one_of_several_labels(
-    rule: dict[str, Any], keeps: Any, plain: Corpus, capsys: pytest.CaptureFixture[str]
+    rule: dict[str, Any], keeps: Any, plain: Corpus, assay: Assay
 ) -> None:
     labelled(plain)
     plain.settings = {"filter": {**rule, "on_error": "drop"}}
-    to = str(plain.folder / "kept")
-    assert main(["filter", str(plain.spec_file), "--to", to, "--json"]) == 0
+    to = plain.folder / "kept"
+    assay("filter", plain.spec_file, "--to", to)
     kept = duckdb.sql(f"select id from '{to}/**/*.jsonl'").fetchall()
     topic, quality = plain.rows("topic"), plain.rows("quality")
     answered = [name for name, row in topic.items() if row["p"] is not None]
@@ -239,24 +240,21 @@ def test_a_filter_keeps_by_scores_and_by_one_of_several_labels(
     assert [name for (name,) in kept] == expected and 0 < len(expected) < 30
 
 
-def test_several_labels_are_no_group(plain: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_labels_are_no_group(plain: Corpus, assay: Assay) -> None:
     labelled(plain)
     by = {"drop_top": {"of": "topic.p.law", "by": "topic", "share": 0.4}}
     plain.settings = {"filter": by}
-    assert main(["filter", str(plain.spec_file), "--dry-run"]) == 2
-    assert "list_contains(topic.labels, 'law')" in " ".join(capsys.readouterr().err.split())
+    error = assay("filter", plain.spec_file, "--dry-run", code=2).error
+    assert "list_contains(topic.labels, 'law')" in error
 
 
-def test_a_diff_counts_documents_by_label_and_sets_of_labels(
-    plain: Corpus, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_diff_counts_documents_by_label_and_sets_of_labels(plain: Corpus, assay: Assay) -> None:
     labelled(plain)
     before = plain.rows("topic")
     plain.task = {**MULTI, "question": "Is it {label}?"}
     assert plain.run().complete
     after = plain.rows("topic")
-    assert main(["diff", str(plain.spec_file), "1", "2", "--json"]) == 0
-    change = json.loads(capsys.readouterr().out)["tasks"]["topic"]
+    change = assay("diff", plain.spec_file, 1, 2, "--json").json["tasks"]["topic"]
     pairs = [(before[name]["labels"], after[name]["labels"]) for name in before]
     pairs = [(x, y) for x, y in pairs if x is not None]
     assert change["before"]["rows"] == change["after"]["rows"] == 30 == len(pairs)
@@ -268,17 +266,13 @@ def test_a_diff_counts_documents_by_label_and_sets_of_labels(
         assert (moves.get((None, label), 0), moves.get((label, None), 0)) == (gained, lost)
     flipped = sum(x != y for x, y in pairs)
     assert change["flip_rate"] == pytest.approx(flipped / 30) and flipped
-    assert main(["diff", str(plain.spec_file), "1", "2"]) == 0
-    assert "gained" in capsys.readouterr().out
+    assert "gained" in assay("diff", plain.spec_file, 1, 2).out
 
 
-def test_check_shows_a_prompt_for_each_label(
-    modelled: Corpus, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_shows_a_prompt_for_each_label(modelled: Corpus, assay: Assay) -> None:
     modelled.write("a", TEXTS)
     modelled.task, modelled.others = MULTI, [SCORE]
-    assert main(["check", str(modelled.spec_file), "--prompts", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = assay("check", modelled.spec_file, "--prompts", "--json").json
     prompts = {prompt["task"]: prompt["text"] for prompt in report["prompts"]}
     assert [*prompts] == ["topic.law", "topic.a/b", "topic.sport", "quality"]
     assert "About the law?" in prompts["topic.law"] and "About art?" in prompts["topic.a/b"]

@@ -12,10 +12,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from calls import Assay
 from changing_corpus import TOPIC, Corpus, numbered
-from rich.console import Console
+from reports import printed
 
-from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.filters.run import filter_corpus
 from pipeline.hashes import short_hash
@@ -117,16 +117,14 @@ def test_a_column_that_only_later_rows_have_is_null_before(plain: Corpus) -> Non
     assert asked(plain) == expected and outcome.asked == len(expected)
 
 
-def test_a_late_row_on_which_a_condition_fails_ends_no_run_and_is_counted(
-    plain: Corpus, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_late_row_on_which_a_condition_fails_ends_no_run_and_is_counted(plain: Corpus) -> None:
     texts = numbered("a", 140)
     plain.write("a", texts, year=[*(str(2000 + row % 10) for row in range(130)), *["n/a"] * 10])
     outcome = plain.run(where="cast(year as int) = 2003")
     assert outcome.complete and outcome.asked == 13
-    assert RunResult.of(outcome).documents_undecided == outcome.tally.n["undecided",] == 10
-    show_run(RunResult.of(outcome), Console())
-    assert "a condition fails on 10 documents" in capsys.readouterr().out
+    result = RunResult.of(outcome)
+    assert result.documents_undecided == outcome.tally.n["undecided",] == 10
+    assert "a condition fails on 10 documents" in printed(show_run, result)
 
 
 def test_a_wrong_condition_is_refused_before_any_work(plain: Corpus) -> None:
@@ -210,7 +208,7 @@ def test_other_verbs_read_the_snapshot_of_a_sample(plain: Corpus) -> None:
 
 
 def test_a_sample_is_judged_against_gold_and_reported(
-    plain: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plain: Corpus, tmp_path: Path, assay: Assay
 ) -> None:
     """Gold of documents that were not asked about counts as skipped, not as failed."""
     texts = write(plain, "a", 60)
@@ -218,11 +216,10 @@ def test_a_sample_is_judged_against_gold_and_reported(
     plain.run(sample="50%")
     lines = ["id,toxic", *(f"a-{row},{'toxic' if row % 3 else 'clean'}" for row in range(60))]
     (tmp_path / "gold.csv").write_text("\n".join(lines))
-    spec = str(plain.spec_file)
-    assert main(["eval", spec, "--gold", str(tmp_path / "gold.csv"), "--json"]) == 0
-    task = json.loads(capsys.readouterr().out)["tasks"]["toxic"]["rows"]
+    judged = assay("eval", plain.spec_file, "--gold", tmp_path / "gold.csv", "--json").json
+    task = judged["tasks"]["toxic"]["rows"]
     assert task["evaluated"] == sum(inside)
     assert task["unanswered"] == {"skipped": 60 - sum(inside)}
-    assert main(["report", spec, "--to", str(tmp_path / "page.html"), "--json"]) == 0
-    (reported,) = json.loads(capsys.readouterr().out)["tasks"]
+    page = assay("report", plain.spec_file, "--to", tmp_path / "page.html", "--json").json
+    (reported,) = page["tasks"]
     assert reported["answered"] == sum(inside)

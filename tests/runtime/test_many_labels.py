@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import reference
+from calls import Assay
 from changing_corpus import Corpus
 from transformers import PreTrainedTokenizerFast
 
-from pipeline.cli import main
 from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_model
@@ -71,15 +70,12 @@ def test_files_hold_what_independent_prompts_answer(
         assert answers["mood"]["mass"] == pytest.approx(np.exp(total), rel=1e-2)
 
 
-def test_a_check_proves_whole_labels_and_a_search(
-    modelled: Corpus, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_check_proves_whole_labels_and_a_search(modelled: Corpus, assay: Assay) -> None:
     modelled.write("a", ["Hello."])
     many = [f"{a}{b}{c}" for a in "abcd" for b in "efghi" for c in "jklm"]  # 80
     searched = {"name": "many", "question": "?", "labels": many, "beam": 3, "top_k": 5}
     modelled.task, modelled.others = TASKS[0], [*TASKS[1:], searched]
-    assert main(["check", str(modelled.spec_file), "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = assay("check", modelled.spec_file, "--json").json
     assert report["exactness"]["answers"] == 4 and report["exactness"]["max_abs_dp"] <= 1e-4
     whole = {prompt["task"]: bool(prompt["verbalizers"]) for prompt in report["prompts"]}
     assert whole == {"theme": True, "mood": True, "rude": False, "many": True}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from calls import Assay
 from changing_corpus import Corpus
 from fitted import card_of, write_readout
 from transformers import AutoModelForCausalLM
 
-from pipeline.cli import main
 from pipeline.fitted.readout import parse_readout, readout_file
 from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
@@ -99,10 +98,9 @@ def test_label_files_have_the_probabilities_of_the_maps_and_no_mass(trained: Cor
 
 
 def test_check_shows_readouts_and_proves_them_against_plain_forwards(
-    trained: Corpus, capsys: pytest.CaptureFixture[str]
+    trained: Corpus, assay: Assay
 ) -> None:
-    assert main(["check", str(trained.spec_file), "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = assay("check", trained.spec_file, "--json").json
     assert report["exactness"]["answers"] == 3 * 3
     assert report["label_tokens"] == {}
     assert {task: facts["layer"] for task, facts in report["readouts"].items()} == LAYER
@@ -139,11 +137,10 @@ def test_a_cascade_over_two_layers_reads_the_deeper_one_where_the_first_is_uncer
 
 
 def test_check_reports_a_readout_that_is_read_wrongly(
-    trained: Corpus, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained: Corpus, monkeypatch: pytest.MonkeyPatch, assay: Assay
 ) -> None:
     correct = PackedStates.means
     monkeypatch.setattr(PackedStates, "means", lambda batch: correct(batch).roll(1, dims=0))
-    assert main(["check", str(trained.spec_file)]) == 1
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = assay("check", trained.spec_file, code=1).words
     assert shown.startswith("differs: ")
     assert "x, y by the readout" in shown and "mean of layer 2; its file also has 1" in shown
