@@ -61,6 +61,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return Place(folder, options, put)
 
 
+def in_memory(model_folder: Path, tmp_path: Path) -> tuple[str, Any, str]:
+    """The URL of a copy of the model in a store of this process, the store, and the place in it."""
+    url = f"memory://{tmp_path.name}/model"
+    memory, place = fsspec.url_to_fs(url)
+    memory.put(f"{model_folder}/", f"{place}/", recursive=True)
+    return url, memory, place
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
@@ -92,9 +100,7 @@ def test_a_plan_reads_no_weights_that_the_hub_or_the_cache_has_the_hash_of(
     assert [line for line in hub.requests if "resolve" in line and "config.json" in line]
     assert not [line for line in hub.requests if "resolve" in line and "safetensors" in line]
     read: list[str] = []
-    url = f"memory://{tmp_path.name}/model"
-    memory, place = fsspec.url_to_fs(url)
-    memory.put(f"{model_folder}/", f"{place}/", recursive=True)
+    url, memory, place = in_memory(model_folder, tmp_path)
     get = type(memory).get_file
     monkeypatch.setattr(
         type(memory), "get_file", lambda self, *a: (read.append(a[0]), get(self, *a))
@@ -125,9 +131,7 @@ def test_no_verb_that_only_plans_downloads_a_model(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
-    url = f"memory://{tmp_path.name}/{'-'.join(verb)}"
-    memory, place = fsspec.url_to_fs(url)
-    memory.put(f"{model_folder}/", f"{place}/", recursive=True)
+    url, memory, _ = in_memory(model_folder, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(type(memory), "get_file", lambda *_: pytest.fail("downloaded"))
         assert main([*verb, str(write_spec(model={"path": url}))]) == 2
@@ -159,9 +163,7 @@ def test_a_worker_refuses_files_that_the_plan_did_not_name(
 def test_a_model_that_is_replaced_while_it_is_fetched_is_refused(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = f"memory://{tmp_path.name}/model"
-    memory, place = fsspec.url_to_fs(url)
-    memory.put(f"{model_folder}/", f"{place}/", recursive=True)
+    url, memory, place = in_memory(model_folder, tmp_path)
     get = type(memory).get_file
 
     def replacing(self: Any, source: str, target: str) -> None:

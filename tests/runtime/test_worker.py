@@ -50,13 +50,18 @@ LINES = [
 ]
 
 
+def job_of(file: Path) -> Job:
+    """The job of a spec on this machine."""
+    spec = load_spec(file)
+    return make_job(spec, place(spec.model, this_machine()), file.parent / "cache")
+
+
 def shards_of(
     write_spec: Callable[..., Path], tmp_path: Path, *, break_it: Callable[[], None], **rules: Any
 ) -> tuple[Job, list[ReadShard]]:
     """The job, and each shard of `corpus` as it is read, which is broken after it is cut."""
     input_spec = {"path": str(tmp_path / "corpus"), "id": "id"}
-    spec = load_spec(write_spec(input=input_spec, documents={"max_tokens": 16, **rules}))
-    job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
+    job = job_of(write_spec(input=input_spec, documents={"max_tokens": 16, **rules}))
     work_items = plan(job, LocalStore(tmp_path / "out")).work_items
     break_it()
     return job, list(read(job, work_items))
@@ -148,8 +153,7 @@ def test_documents_that_cannot_be_tokenised_have_their_reason_and_load_no_model(
     (tmp_path / "in.jsonl").write_text(json.dumps({"id": "a", "text": "ab" * 32_768}))
     rules = {"max_tokens": 2, "too_long": "chunk", "overlap_tokens": 0}
     input_spec = {"path": str(tmp_path / "in.jsonl"), "id": "id"}
-    spec = load_spec(write_spec(input=input_spec, documents=rules))
-    job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
+    job = job_of(write_spec(input=input_spec, documents=rules))
     readers = load_readers(job, asks=False)
     (counts,) = label_and_commit(
         plan(job, LocalStore(tmp_path / "out")).work_items, job, readers=readers
@@ -161,9 +165,7 @@ def test_documents_that_cannot_be_tokenised_have_their_reason_and_load_no_model(
 def test_a_shard_whose_reading_was_deadly_too_often_ends_with_its_file_and_rows(
     write_spec: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = load_spec(write_spec())
-    job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
-    store = LocalStore(tmp_path / "out")
+    job, store = job_of(write_spec()), LocalStore(tmp_path / "out")
     (work,) = plan(job, store).work_items
     [shard] = read(job, [work])
     assert shard.documents.num_rows == 1
@@ -191,8 +193,7 @@ def test_a_new_shard_takes_eight_requests_and_one_for_each_task(
     store = Recording(plain.store)
     monkeypatch.setattr("stages.open_store", lambda *_: store)
     monkeypatch.setattr("pipeline.runtime.reading.open_store", lambda *_: store)
-    job = make_job(plain.spec, place(plain.spec.model, this_machine()), plain.cache)
-    (counts,) = label_and_commit([work], job)
+    (counts,) = label_and_commit([work], job_of(plain.spec_file))
     assert counts.error is None and len(counts.files) == 1 + 2
     assert len(store.created) == 3 + 1 + 2 and len(store.listed) == 1
     assert len(store.deleted) == 3 and not store.read_keys
@@ -202,9 +203,7 @@ def test_a_new_shard_takes_eight_requests_and_one_for_each_task(
 def test_a_worker_whose_output_is_another_folder_names_it_and_writes_nothing(
     stage: Callable[..., Any], write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:
-    spec = load_spec(write_spec())
-    job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
-    store = LocalStore(tmp_path / "out")
+    job, store = job_of(write_spec()), LocalStore(tmp_path / "out")
     (work,) = plan(job, store).work_items
     arguments = (work,) if stage is commit_documents else ()
     with in_use(store) as shown:
@@ -218,11 +217,8 @@ def test_a_worker_whose_output_is_another_folder_names_it_and_writes_nothing(
     assert not list(store.list("attempts/"))
 
 
-def test_a_shard_is_tokenised_while_another_is_labelled(
-    write_spec: Callable[..., Path], tmp_path: Path
-) -> None:
-    spec = load_spec(write_spec())
-    job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
+def test_a_shard_is_tokenised_while_another_is_labelled(write_spec: Callable[..., Path]) -> None:
+    job = job_of(write_spec())
     documents, asked = pa.table({"status": ["ok"], "text": ["One text."]}), np.array([True])
     working = Lock()
     reader = LoadedReader(job.readers[0], ignore, working)
