@@ -149,17 +149,21 @@ def printed(*capabilities: tuple[int, int], cuda: str | None = "13.0") -> Comple
 
 
 @pytest.mark.parametrize(
-    ("answer", "gpus"),
+    ("answer", "gpus", "reason"),
     [
-        (printed((9, 0)), Gpus(1, frozenset({"bfloat16", "fp8"}))),
-        (printed((8, 9), (10, 0)), Gpus(2, frozenset({"bfloat16", "fp8"}))),
-        (printed((8, 0), (8, 6)), Gpus(2, frozenset({"bfloat16"}))),
-        (printed((9, 0), (7, 5)), Gpus(2)),
+        (printed((9, 0)), Gpus(1, frozenset({"bfloat16", "fp8"})), ""),
+        (printed((8, 9), (10, 0)), Gpus(2, frozenset({"bfloat16", "fp8"})), ""),
+        (printed((8, 0), (8, 6)), Gpus(2, frozenset({"bfloat16"})), ""),
+        (printed((9, 0), (7, 5)), Gpus(2), ""),
+        (printed(cuda=None), Gpus(), "2.13.0 does not see: it is a build for CPUs"),
+        (printed(), Gpus(), "2.13.0 does not see: its driver or CUDA_VISIBLE_DEVICES hides it"),
+        (CompletedProcess([], 1, "", "a trace\nno driver"), Gpus(), "does not see: no driver"),
     ],
 )
-def test_torch_reports_which_gpus_can_be_used(
+def test_torch_reports_which_gpus_can_be_used_and_one_that_it_does_not_see_is_one_warning(
     answer: CompletedProcess[str],
     gpus: Gpus,
+    reason: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -168,31 +172,8 @@ def test_torch_reports_which_gpus_can_be_used(
     root = tree(tmp_path, {"dev/nvidia0": "", "dev/nvidiactl": ""})
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
     assert usable_gpus(root) == gpus
-    assert caplog.messages == []
-
-
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (printed(cuda=None), "torch 2.13.0 does not see: it is a build for CPUs"),
-        (printed(), "torch 2.13.0 does not see: its driver or CUDA_VISIBLE_DEVICES hides it"),
-        (CompletedProcess([], 1, "", "a trace\nno driver"), "torch does not see: no driver"),
-    ],
-)
-def test_a_device_that_torch_does_not_see_is_one_warning(
-    answer: CompletedProcess[str],
-    reason: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    root = tree(tmp_path, {"dev/nvidia0": ""})
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
-    assert usable_gpus(root) == Gpus()
-    assert caplog.messages == [
-        f"{root}/dev/nvidia0 is a GPU that {reason}; the model runs on the CPU"
-    ]
+    warning = f"{root}/dev/nvidia0 is a GPU that torch {reason}; the model runs on the CPU"
+    assert caplog.messages == [warning] * bool(reason)
 
 
 @pytest.mark.parametrize("hidden", ["", "-1", None])
