@@ -53,10 +53,9 @@ def test_a_server_labels_a_corpus_once_and_its_price_is_reported(
     write_spec: WriteSpec,
     corpus: dict[str, Any],
     assay: Assay,
-    monkeypatch: pytest.MonkeyPatch,
+    without_ray: None,
     tmp_path: Path,
 ) -> None:
-    run_without_ray(monkeypatch)
     spec = write_spec(model=chat.spec(price=PRICE), input=corpus)
     planned = assay("run", spec, "--dry-run", "--json").json
     requests = 2 * FILES * ROWS
