@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from changing_corpus import (
     QUESTIONS,
@@ -27,14 +26,13 @@ from changing_corpus import (
 )
 from command import WITH_MODEL, assay
 from encoders import WORDS, write_encoder
+from stages import fail_reads
 
 from pipeline.errors import SpecError
 from pipeline.inference.classifiers import language_model
 from pipeline.labeller import Labeller
 from pipeline.ledger.dataset import open_labels
 from pipeline.runtime.job import Run
-from pipeline.sources.shards import Shard
-from pipeline.sources.source import read_documents
 from pipeline.spec.parse import load_spec
 from pipeline.verbs.status import status
 
@@ -90,13 +88,7 @@ def test_new_thresholds_that_ask_nothing_open_no_input(
     write_shared(staged)
     staged.decide(-1.0, 1.5)
     staged.run()
-    opened: list[str] = []
-
-    def counted(shard: Shard, *others: Any) -> Iterator[pa.Table]:
-        opened.append(shard.path)
-        return read_documents(shard, *others)
-
-    monkeypatch.setattr("pipeline.runtime.reading.read_documents", counted)
+    opened = fail_reads(monkeypatch, lambda *_: None)
     for low, high in ((0.2, 0.8), (0.49, 0.51), (0.1, 0.7)):
         staged.decide(low, high)
         assert staged.run().tally.n["created",] and not opened and not staged.asked

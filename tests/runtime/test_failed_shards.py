@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from changing_corpus import Corpus
+from stages import fail_reads
 
 from pipeline.errors import AssayError, ModelError, StorageError, UnavailableError
 from pipeline.ledger.cells import WorkItem
@@ -23,7 +23,6 @@ from pipeline.runtime.graph import label_items  # not those that `plain` replace
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.plan import plan
-from pipeline.sources.source import read_documents
 from pipeline.verbs.run import RunResult
 
 SHARDS = 60
@@ -36,23 +35,6 @@ def many(plain: Corpus, monkeypatch: pytest.MonkeyPatch) -> Corpus:
         plain.write(f"f{number:02d}", [f"text {number}.{row}" for row in range(3)])
     monkeypatch.setattr("pipeline.runtime.plan.SMALL_INPUT_BYTES", -1)
     return plain
-
-
-def fail_reads(
-    monkeypatch: pytest.MonkeyPatch, error: Callable[[str, int], Exception | None]
-) -> Counter[str]:
-    """Reading raises what `error` gives for the name of a file and the number of the try."""
-    tries: Counter[str] = Counter()
-
-    def read(shard: Any, options: Any) -> Iterator[pa.Table]:
-        name = Path(shard.path).stem
-        tries[name] += 1
-        if (raised := error(name, tries[name])) is not None:
-            raise raised
-        return read_documents(shard, options)
-
-    monkeypatch.setattr("pipeline.runtime.reading.read_documents", read)
-    return tries
 
 
 def test_two_bad_shards_of_sixty_are_named_and_a_throttled_one_is_tried_again(

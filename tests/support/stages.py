@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from pipeline.errors import LoadError, WorkerError
@@ -16,6 +19,9 @@ from pipeline.runtime.readers import LoadedReader
 from pipeline.runtime.reading import ReadShard, commit_documents, read_shard
 from pipeline.runtime.session import remote_ray
 from pipeline.runtime.worker import label_shard, load_readers
+from pipeline.sources.shards import Shard
+from pipeline.sources.source import read_documents
+from pipeline.sources.streams import Options
 from pipeline.stores.store import open_store
 
 
@@ -55,6 +61,23 @@ def read_and_commit(work_items: Sequence[WorkItem], job: Job, *_: object) -> Ite
             yield commit_documents(job, work)
         except Exception as error:
             yield ShardCounts.of_failed(work, error)
+
+
+def fail_reads(
+    monkeypatch: pytest.MonkeyPatch, error: Callable[[str, int], Exception | None]
+) -> Counter[str]:
+    """Reading raises what `error` gives for the name of a file and the number of the try."""
+    tries: Counter[str] = Counter()
+
+    def read(shard: Shard, options: Options) -> Iterator[pa.Table]:
+        name = Path(shard.path).stem
+        tries[name] += 1
+        if (raised := error(name, tries[name])) is not None:
+            raise raised
+        return read_documents(shard, options)
+
+    monkeypatch.setattr("pipeline.runtime.reading.read_documents", read)
+    return tries
 
 
 def _this_machine_or(address: str | None, *, insecure: bool) -> AbstractContextManager[bool]:

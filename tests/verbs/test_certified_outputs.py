@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from certified import DOCUMENTS, agreement, asked, certificate, labelled
 from changing_corpus import Corpus, acting_before
+from stages import fail_reads
 
 from pipeline.errors import SpecError, StorageError
 from pipeline.evaluation.promises import Judged
 from pipeline.fitted.certificate import Certificate, hash_of
 from pipeline.gold.answers import matching_snapshot
 from pipeline.integrity.diff import Comparison, compare, exceeded
-from pipeline.integrity.verify import verify, wrong_certificates
+from pipeline.integrity.verify import Damage, verify, wrong_certificates
 from pipeline.ledger.snapshots import contents
 from pipeline.options import RunOptions
 from pipeline.runtime.cascades import read_certificates
-from pipeline.sources.shards import Shard
-from pipeline.sources.source import read_documents
 from pipeline.spec.gold import PublishSpec
 from pipeline.verbs.certify import certify
 from pipeline.verbs.run import judged_run
@@ -58,20 +55,22 @@ def test_verify_computes_a_certificate_again(corpus: Corpus) -> None:
     labelled(corpus)
     snapshot, own = contents(corpus.store), certificate(corpus)
     assert not [*wrong_certificates(corpus.store, snapshot)]
+
+    def damage_of(**changes: Any) -> Damage:
+        wrong = replace(snapshot, certificates={"toxic": replace(own, **changes)})
+        [damage] = wrong_certificates(corpus.store, wrong)
+        return damage
+
     share = replace(own.shares["agree"], errors=own.shares["agree"].errors + 1)
-    wrong = replace(snapshot, certificates={"toxic": replace(own, shares={"agree": share})})
-    [damage] = wrong_certificates(corpus.store, wrong)
+    damage = damage_of(shares={"agree": share})
     assert damage.key == "the certificate of toxic" and "the stored answers say" in damage.what
     judged = Judged.of(["toxic", "clean"], "choice", own.promise)
     cheapest = judged.rules(np.array(own.curves))[-1]
-    wrong = replace(snapshot, certificates={"toxic": replace(own, thresholds=cheapest, rule=200)})
-    [damage] = wrong_certificates(corpus.store, wrong)
+    damage = damage_of(thresholds=cheapest, rule=200)
     assert damage.what == "has a rule that the stored answers do not prove"
     assert own.thresholds is not None
     at = {label: (low, high * (1 + 1e-12)) for label, (low, high) in own.thresholds.at.items()}
-    others = replace(own.thresholds, at=at)
-    wrong = replace(snapshot, certificates={"toxic": replace(own, thresholds=others)})
-    [damage] = wrong_certificates(corpus.store, wrong)
+    damage = damage_of(thresholds=replace(own.thresholds, at=at))
     assert damage.what == "has other stages or thresholds than the answers"
     # — where the answers of the sample are lost, the fix makes the output intact
     published = {*snapshot.files["key"].to_pylist()}
@@ -95,14 +94,8 @@ def test_a_shard_that_fails_ends_no_sample_and_is_proved_of_once_it_is_labelled(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus.write("two", [f"text {n}" for n in range(DOCUMENTS, 2 * DOCUMENTS)])
-
-    def read(shard: Shard, options: Any) -> Iterator[pa.Table]:
-        if shard.path.endswith("two.jsonl"):
-            raise StorageError("not for you")
-        return read_documents(shard, options)
-
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.runtime.reading.read_documents", read)
+        fail_reads(patch, lambda name, _: StorageError("not for you") if name == "two" else None)
         result = labelled(corpus)
     first = certificate(corpus)
     assert first.thresholds is not None and not result.published
