@@ -43,20 +43,13 @@ RULES = {"max_tokens": 40, "too_long": "chunk", "overlap_tokens": 8}
 TOLERANCE = 2e-6
 
 
-def pieces(ids: list[int]) -> list[list[int]]:
-    """The chunks of a document, by `RULES`."""
-    if len(ids) <= 40:
-        return [ids]
-    return [ids[start : start + 40] for start in [*range(0, len(ids) - 40, 32), len(ids) - 40]]
-
-
 def masses(
     spec: JobSpec, model: LoadedModel, tokenizer: PreTrainedTokenizerFast, part: str, text: str
 ) -> np.ndarray:  # [chunks, labels]
     """The probability of each label's tokens, in a prompt for each chunk and verbalizer."""
     prompt = tokenise_prompt(tokenizer, spec.prompt, spec.parts)
     [question] = [question for question in prompt.questions if question.name == part]
-    chunks = pieces([*DocumentTokenizer(tokenizer).encode(text)])
+    chunks = reference.pieces(DocumentTokenizer(tokenizer).encode(text))
     read = [(model, prompt.prefix, chunk, question.token_ids) for chunk in chunks]
     return np.array(
         [

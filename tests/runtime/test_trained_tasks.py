@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import reference
 import torch
 from calls import Assay
 from changing_corpus import Corpus
@@ -64,7 +64,7 @@ def expected(spec: JobSpec, task: str, text: str, layer: int) -> np.ndarray:
         parse_readout(Path(t.readout or "").read_bytes()) for t in spec.tasks if t.name == task
     ]
     answers = []
-    for piece in pieces(DocumentTokenizer(tokenizer).encode(text)):
+    for piece in reference.pieces(DocumentTokenizer(tokenizer).encode(text)):
         below = [] if POOLING[task] == "mean" else suffix
         ids = torch.tensor([[*prompt.prefix, *piece, *below]])
         with torch.inference_mode():
@@ -74,12 +74,6 @@ def expected(spec: JobSpec, task: str, text: str, layer: int) -> np.ndarray:
         answers.append(np.exp(logits - np.logaddexp.reduce(logits)))
     mean = next(t.chunks for t in spec.tasks if t.name == task) == "mean"
     return np.mean(answers, axis=0) if mean else max(answers, key=lambda p: p[0])
-
-
-def pieces(ids: Sequence[int]) -> list[Sequence[int]]:
-    if len(ids) <= 40:
-        return [ids]
-    return [ids[start : start + 40] for start in [*range(0, len(ids) - 40, 32), len(ids) - 40]]
 
 
 def test_label_files_have_the_probabilities_of_the_maps_and_no_mass(trained: Corpus) -> None:

@@ -16,6 +16,13 @@ from pipeline.fitted.readout import Readout
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
 
 
+def pieces(ids: Sequence[int]) -> list[Sequence[int]]:
+    """The chunks of a document, of at most 40 tokens, of which each has 8 of the one before."""
+    if len(ids) <= 40:
+        return [ids]
+    return [ids[start : start + 40] for start in [*range(0, len(ids) - 40, 32), len(ids) - 40]]
+
+
 @torch.inference_mode()
 def label_log_prob(
     model: LoadedModel,
