@@ -27,39 +27,26 @@ from pipeline.runtime.weights import ModelFiles, fetch, locate
 from pipeline.spec.model import ModelSpec
 
 
-def flip_a_sign(folder: Path) -> str:
-    file = folder / "model.safetensors"
+def flip_a_sign(file: Path) -> None:
     data = bytearray(file.read_bytes())
     data[-1] ^= 0x80
     file.write_bytes(data)
-    return "model.safetensors"
-
-
-def drop_a_file(folder: Path) -> str:
-    (folder / "config.json").unlink()
-    return "config.json"
-
-
-def drop_the_hashes(folder: Path) -> str:
-    (folder / SUMS).unlink()
-    return SUMS
-
-
-def break_the_hashes(folder: Path) -> str:
-    (folder / SUMS).write_bytes(b"\xff")
-    return "model.safetensors"
-
-
-def add_a_file(folder: Path) -> str:
-    (folder / "added.json").write_text("{}")
-    return "added.json"
 
 
 @pytest.mark.parametrize(
-    "damage", [flip_a_sign, drop_a_file, add_a_file, drop_the_hashes, break_the_hashes]
+    ("name", "damage", "reason"),
+    [
+        ("model.safetensors", flip_a_sign, "model.safetensors"),
+        ("config.json", Path.unlink, "config.json"),
+        ("added.json", Path.touch, "added.json"),
+        (SUMS, Path.unlink, SUMS),
+        (SUMS, lambda file: file.write_bytes(b"\xff"), "model.safetensors"),
+    ],
 )
 def test_a_cached_model_that_was_damaged_is_named_and_made_again(
-    damage: Callable[[Path], str],
+    name: str,
+    damage: Callable[[Path], object],
+    reason: str,
     model_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -79,7 +66,7 @@ def test_a_cached_model_that_was_damaged_is_named_and_made_again(
         patch.setattr("pipeline.hashes.hashlib.file_digest", lambda *_: pytest.fail("read again"))
         assert cached_model("m", tmp_path, fill) == folder
     assert len(made) == 1 and not caplog.messages
-    reason = damage(folder)
+    damage(folder / name)
     with caplog.at_level(logging.WARNING):
         assert cached_model("m", tmp_path, fill) == folder
     (warning,) = caplog.messages[-1:]
