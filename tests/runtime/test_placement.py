@@ -126,18 +126,16 @@ def test_a_cluster_is_as_wide_as_its_smallest_node_with_processors() -> None:
     assert place(ModelSpec(path="m", device="cpu"), machine).threads == 8
 
 
-def test_one_node_with_a_card_without_bfloat16_makes_the_cluster_float16() -> None:
-    nodes = [{"CPU": 8.0, "GPU": 1.0, f"accelerator_type:{name}": 1.0} for name in ("H100", "T4")]
-    assert place(ModelSpec(path="m"), cluster(nodes, cpu_formats=NARROW)).dtype == "float16"
-    assert place(ModelSpec(path="m"), cluster(nodes[:1], cpu_formats=NARROW)).dtype == "bfloat16"
+def test_one_node_with_an_older_card_decides_for_the_cluster() -> None:
+    def dtype_on(*cards: str, **model: str) -> str:
+        nodes = [{"CPU": 8.0, "GPU": 1.0, f"accelerator_type:{name}": 1.0} for name in cards]
+        machine = cluster(nodes, cpu_formats=NARROW)
+        return place(ModelSpec.model_validate({"path": "m", **model}), machine).dtype
 
-
-def test_one_node_with_a_card_without_fp8_refuses_it() -> None:
-    nodes = [{"CPU": 8.0, "GPU": 1.0, f"accelerator_type:{name}": 1.0} for name in ("L4", "A100")]
-    model = ModelSpec(path="m", dtype="fp8")
-    assert place(model, cluster(nodes[:1], cpu_formats=NARROW)).dtype == "bfloat16"
+    assert (dtype_on("H100"), dtype_on("H100", "T4")) == ("bfloat16", "float16")
+    assert dtype_on("L4", dtype="fp8") == "bfloat16"
     with pytest.raises(SpecError, match=r"model\.dtype: needs GPUs"):
-        place(model, cluster(nodes, cpu_formats=NARROW))
+        dtype_on("L4", "A100", dtype="fp8")
 
 
 SMALL = EngineBytes(weights=0, own=1, max_tokens=1)
