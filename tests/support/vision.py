@@ -153,7 +153,7 @@ def vision_tokenizer(family: str) -> Any:
     return tokenizer
 
 
-def vision_network(family: str, tokenizer: Any, text: dict[str, Any] | None = None) -> Any:
+def vision_network(family: str, tokenizer: Any) -> Any:
     """A random network of the family whose answers depend on the image."""
     parts = FAMILIES[family]
     image_token = parts["tokens"][1 if len(parts["tokens"]) > 1 else 0]
@@ -161,7 +161,7 @@ def vision_network(family: str, tokenizer: Any, text: dict[str, Any] | None = No
     torch.manual_seed(0)
     config = AutoConfig.for_model(
         family,
-        text_config={**_TEXT, **parts["text"], **(text or {})},
+        text_config={**_TEXT, **parts["text"]},
         vision_config=parts["vision"],
         image_token_id=token_id,
         image_token_index=token_id,
@@ -174,11 +174,11 @@ def vision_network(family: str, tokenizer: Any, text: dict[str, Any] | None = No
     return network
 
 
-def save_vision_model(folder: Path, family: str, network: Any = None) -> Path:
+def save_vision_model(folder: Path, family: str) -> Path:
     """The folder, with a random model of the family, its processor and its tokenizer."""
     parts = FAMILIES[family]
     tokenizer = vision_tokenizer(family)
-    (network or vision_network(family, tokenizer)).save_pretrained(folder)
+    vision_network(family, tokenizer).save_pretrained(folder)
     name, settings = parts["images"]
     image_processor = getattr(transformers, name)(**settings)
     name, settings = parts["processor"]
