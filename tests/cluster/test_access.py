@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
-from typing import Any
 
 import pytest
 from servers import serving
@@ -37,9 +36,6 @@ def dashboard() -> Iterator[Dashboard]:
             self.send_header("Content-Length", "2")
             self.end_headers()
             self.wfile.write(b"[]")
-
-        def log_message(self, *_: Any) -> None:
-            pass
 
     with serving(Handler) as state.address:
         yield state

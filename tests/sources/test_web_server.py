@@ -57,9 +57,6 @@ class Handler(BaseHTTPRequestHandler):
         except ConnectionError:
             self.close_connection = True
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
 
 @pytest.fixture
 def web() -> Iterator[str]:

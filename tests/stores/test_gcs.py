@@ -61,9 +61,6 @@ class Refusing(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(reply)
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
 
 def test_a_refusal_is_one_line_for_an_input_and_for_a_target(tmp_path: Path) -> None:
     with serving(Refusing) as endpoint:

@@ -123,14 +123,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def log_message(self, *_: object) -> None:
-        """Nothing is printed."""
-
 
 @pytest.fixture
 def chat() -> Iterator[FakeChat]:
     """A server of the model `small`."""
     own = FakeChat()
-    with serving(type("Handler", (_Handler,), {"chat": own})) as url:
-        own.url = url
+    with serving(_Handler, chat=own) as own.url:
         yield own

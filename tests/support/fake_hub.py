@@ -12,7 +12,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -78,9 +77,6 @@ def _sibling(path: str, data: bytes) -> dict[str, Any]:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     hub: FakeHub
-
-    def log_message(self, *_: object) -> None:
-        pass
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -238,16 +234,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
     """A hub without repositories, which huggingface_hub uses as the real one."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
-    with running_hub() as hub:
+    hub = FakeHub()
+    with serving(_Handler, hub=hub) as hub.url:
         use_endpoint(monkeypatch, hub.url)
         yield hub
         close_session()  # before the server ends: it waits for its connections
-
-
-@contextmanager
-def running_hub() -> Iterator[FakeHub]:
-    """A hub that answers until the block ends."""
-    hub = FakeHub()
-    handler = type("Handler", (_Handler,), {"hub": hub})
-    with serving(handler) as hub.url:
-        yield hub

@@ -18,8 +18,8 @@ import socket
 import struct
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from urllib.parse import urlsplit
@@ -82,16 +82,9 @@ class Faults:
         return None
 
 
-@contextmanager
-def proxied(endpoint: str, faults: Faults) -> Iterator[str]:
+def proxied(endpoint: str, faults: Faults) -> AbstractContextManager[str]:
     """The endpoint of a proxy in front of another endpoint."""
-
-    class Handler(_Handler):
-        upstream = urlsplit(endpoint).netloc
-        plan = faults
-
-    with serving(Handler) as url:
-        yield url
+    return serving(_Handler, upstream=urlsplit(endpoint).netloc, plan=faults)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -165,9 +158,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
         self.close_connection = True
         self.connection.close()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the faults are counted."""
 
 
 _HOP_BY_HOP = {"connection", "transfer-encoding", "keep-alive"}

@@ -77,9 +77,13 @@ class Server:
 
 
 @contextmanager
-def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """The URL of a server in this process, which answers by the handler until the block ends."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+def serving(handler: type[BaseHTTPRequestHandler], **attributes: object) -> Iterator[str]:
+    """The URL of a server in this process, which answers by the handler until the block ends.
+
+    The handler has these attributes, and prints nothing.
+    """
+    quiet = type("Handler", (handler,), {"log_message": lambda *_: None, **attributes})
+    with ThreadingHTTPServer(("127.0.0.1", 0), quiet) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
