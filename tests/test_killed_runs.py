@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
-from local_cluster import command_line
+from local_cluster import command_line, wait_until
 from many_rows import assert_every_row_once, has_begun, write_many
 
 from pipeline.ledger.dataset import open_labels
@@ -39,14 +39,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.wait()
 
 
-def wait_until_begun(output: Path, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 120
-    while not has_begun(output):
-        assert process.poll() is None, "the run ended before it could be killed"
-        assert time.monotonic() < deadline, "no label file after two minutes"
-        time.sleep(0.05)
-
-
 @pytest.mark.xdist_group("ray")
 def test_a_killed_driver_and_a_killed_worker_lose_and_double_nothing(
     write_spec: Callable[..., Path], start: Start, tmp_path: Path
@@ -54,7 +46,7 @@ def test_a_killed_driver_and_a_killed_worker_lose_and_double_nothing(
     output, died = tmp_path / "out", tmp_path / "died"
     spec = write_spec(input=write_many(tmp_path, DOCUMENTS, shard_bytes=20_000))
     process = start(spec)
-    wait_until_begun(output, process)
+    wait_until(lambda: has_begun(output), process.poll, pause_s=0.05)
     family = psutil.Process(process.pid).children(recursive=True)
     workers = [child for child in family if "ray::Map" in " ".join(command_line(child))]
     assert workers
@@ -111,11 +103,7 @@ def test_a_run_killed_while_it_fits_a_cascade_ends_with_the_same_certificate(
         before: dict[Path, int] = {}
         if phase:
             process = start(spec)
-            deadline = time.monotonic() + 240
-            while not PHASES[phase](output):
-                assert process.poll() is None, f"the run ended before: {phase}"
-                assert time.monotonic() < deadline, phase
-                time.sleep(0.02)
+            wait_until(partial(PHASES[phase], output), process.poll, pause_s=0.02)
             process.send_signal(signal.SIGKILL)
             process.wait()
             assert not list(output.glob("snapshots/*.json"))

@@ -7,14 +7,13 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
-from local_cluster import REPOSITORY, LocalCluster, local_cluster
+from local_cluster import REPOSITORY, LocalCluster, local_cluster, wait_until
 from many_rows import assert_every_row_once, has_begun, write_many
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
@@ -250,7 +249,7 @@ def test_a_killed_driver_and_the_same_command_again_label_every_row_once(
     cluster: LocalCluster, long_spec: Path, tmp_path: Path
 ) -> None:
     first = start(cluster, long_spec, AWS_SECRET_ACCESS_KEY="canary-submitter")
-    wait_until(first, lambda: has_begun(tmp_path / "out"))
+    wait_until(lambda: has_begun(tmp_path / "out"), first.poll)
     for driver in cluster.drivers():
         driver.send_signal(signal.SIGKILL)
     _, err = first.communicate(timeout=120)
@@ -258,7 +257,7 @@ def test_a_killed_driver_and_the_same_command_again_label_every_row_once(
     assert "FAILED" in err.splitlines()[-1]
     assert not list((tmp_path / "out" / "snapshots").glob("*.json"))
     again = start(cluster, long_spec)
-    wait_until(again, lambda: bool(cluster.drivers()))
+    wait_until(cluster.drivers, again.poll)
     both = start(cluster, long_spec)  # while it is under way: followed, not started
     out, err = again.communicate(timeout=400)
     assert again.returncode == 0, err
@@ -284,11 +283,3 @@ def assert_jobs_hold_no_secret(cluster: LocalCluster, shown: str) -> None:
     for job in jobs:
         whole = job.model_dump_json() + client.get_job_logs(str(job.submission_id)) + shown
         assert "canary" not in whole and cluster.token not in whole
-
-
-def wait_until(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 400
-    while not reached():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "not reached after minutes"
-        time.sleep(0.1)

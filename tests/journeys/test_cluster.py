@@ -7,14 +7,13 @@ import re
 import secrets
 import shutil
 import tempfile
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from local_cluster import free_port, status
+from local_cluster import free_port, status, wait_until
 from person import Person, comments
 
 SPEC = """\
@@ -75,13 +74,6 @@ def nodes_at(address: str, token: str) -> int:
     with urllib.request.urlopen(request, timeout=10) as answer:
         nodes = json.load(answer)["data"]["result"]["result"]
     return sum(node["state"] == "ALIVE" for node in nodes)
-
-
-def wait_until(condition: Callable[[], bool], *, timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from command import ASSAY
 from fault_proxy import Faults
-from local_cluster import BIN
+from local_cluster import BIN, wait_until
 from machines import Machine, network
 from servers import KEY, SECRET, start_seaweedfs
 from shell import DOCUMENTS, Shell
@@ -63,7 +63,7 @@ class Site:
             *(f"--node-ip-address={machine.address}", f"--temp-dir={machine.disk}/r"),
             "--object-store-memory=100000000",
         )
-        until(lambda: "Ray runtime started" in log.read_text() or started.poll() is not None)
+        wait_until(lambda: "Ray runtime started" in log.read_text() or started.poll() is not None)
         assert started.poll() is None, log.read_text()
         return machine
 
@@ -85,9 +85,9 @@ class Site:
     @contextmanager
     def at_work(self, *machines: Machine) -> Iterator[None]:
         """Waits until each machine has a worker. After the first label file the store is slow."""
-        until(lambda: self.shell.label_files() > 0)
+        wait_until(lambda: self.shell.label_files() > 0)
         with self.store.slow(SLOWLY):
-            until(lambda: all("ShardWorker" in machine.processes() for machine in machines))
+            wait_until(lambda: all("ShardWorker" in machine.processes() for machine in machines))
             yield
 
     def assert_complete(self, run: Run) -> None:
@@ -96,13 +96,6 @@ class Site:
             run.process.wait(timeout=90)
         assert run.process.poll() == 0, run.log.read_text()
         self.shell.assert_every_row_once()
-
-
-def until(holds: Callable[[], bool], timeout_s: float = 120.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, f"nothing came in {timeout_s:.0f} s"
-        time.sleep(0.2)
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +182,7 @@ def test_a_node_added_late_does_the_work_of_one_that_is_killed(
     run = site.run()
     with site.at_work(one):
         two = site.node("2")
-        until(lambda: run.line("node", two.address) is not None)
+        wait_until(lambda: run.line("node", two.address) is not None)
         one.fail()
         assert run.process.poll() is None, "the run ended before its only node was killed"
     site.assert_complete(run)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import ray
+from local_cluster import wait_until
 from many_rows import assert_every_row_once, has_begun, write_many
 from ray.cluster_utils import Cluster
 
@@ -43,10 +43,7 @@ def test_a_node_removed_without_warning(
     removed: list[str] = []
 
     def remove_busy_node() -> None:
-        deadline = time.monotonic() + 300
-        while not has_begun(output):
-            assert time.monotonic() < deadline, "no label file after five minutes"
-            time.sleep(0.05)
+        wait_until(lambda: has_begun(output))
         actors = ray.util.state.list_actors(
             address=f"http://{cluster.webui_url}", filters=[("state", "=", "ALIVE")]
         )

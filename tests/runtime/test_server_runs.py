@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from calls import Assay, WriteSpec
 from command import WITH_MODEL, start
 from fake_chat import FakeChat, shares
+from local_cluster import wait_until
 from stages import run_without_ray
 
 FILES, ROWS = 3, 8
@@ -143,10 +143,8 @@ def test_after_a_kill_only_requests_in_flight_are_paid_again(
     environment = {**os.environ, "ASSAY_CACHE": str(spec.parent / "cache")}
     chat.slow_s = 0.05
     killed = start(command, "run", str(spec), environment=environment)
-    deadline = time.monotonic() + 120
-    while chat.paid.total() < ROWS * 3:  # — in the second shard
-        assert killed.poll() is None and time.monotonic() < deadline
-        time.sleep(0.005)
+    # — in the second shard
+    wait_until(lambda: chat.paid.total() >= ROWS * 3, killed.poll, pause_s=0.005)
     killed.kill()
     killed.communicate(timeout=60)
     chat.slow_s = 0.0

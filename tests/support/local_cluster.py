@@ -15,7 +15,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +50,20 @@ def command_line(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+def wait_until(
+    holds: Callable[[], object],
+    ended: Callable[[], int | None] = lambda: None,
+    *,
+    pause_s: float = 0.1,
+) -> None:
+    """Looks until it holds, for minutes; `ended` is the `poll` of a process that goes on."""
+    deadline = time.monotonic() + 400
+    while not holds():
+        assert ended() is None, "the process ended before"
+        assert time.monotonic() < deadline, "nothing came in minutes"
+        time.sleep(pause_s)
 
 
 def free_port() -> int:
