@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from data_fixtures import parquet_bytes
 from memory_store import Recording
 from whole_shards import all_documents
 
@@ -68,11 +67,10 @@ def test_large_text_is_cut_by_the_nodes_of_a_cluster_and_tables_are_not(
     store: LocalStore, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cuts are the same, and so are a file that cannot be read and one without the columns."""
-    rows = pa.table({"text": ["a", "b"], "id": [1, 2]})
-    pq.write_table(rows, buffer := io.BytesIO())
+    rows = parquet_bytes(pa.table({"text": ["a", "b"], "id": [1, 2]}))
     whole = [write(f"{n}.jsonl", b'{"text": "%d", "id": 1}\n' % n * 9) for n in range(3)]
     torn = write("torn.jsonl.gz", gzip.compress(LINES)[:-9])
-    objects = [*whole, torn, write("b.jsonl", LINES), write("c.parquet", buffer.getvalue())]
+    objects = [*whole, torn, write("b.jsonl", LINES), write("c.parquet", rows)]
     elsewhere: list[str] = []
 
     def by_nodes(source: InputObject, *others: Any, **options: Any) -> list[Shard]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from data_fixtures import arrow_bytes, parquet_bytes
 
 from pipeline.errors import SpecError, StorageError
 from pipeline.runtime.conditions import input_columns
@@ -35,14 +35,14 @@ def test_a_value_that_arrow_does_not_hold_is_a_text(
 def test_a_broken_column_has_no_values_from_there_on_and_the_texts_are_read(
     write: Write, is_changed: bool
 ) -> None:
-    rows, sink = 2_000, io.BytesIO()
+    rows = 2_000
     table = pa.table({"text": ["a"] * rows, "source": [f"source {n}" for n in range(rows)]})
-    pq.write_table(table, sink, row_group_size=rows // 2, compression="none")
-    file = write("a.parquet", sink.getvalue())
+    whole = parquet_bytes(table, row_group_size=rows // 2, compression="none")
+    file = write("a.parquet", whole)
     (shard,) = cut(file, Columns("text", None), 10**9)
     chunk = pq.read_metadata(file.path).row_group(1).column(1)
     start, size = chunk.dictionary_page_offset, chunk.total_compressed_size
-    data = sink.getvalue()[:start] + bytes(size) + sink.getvalue()[start + size :]
+    data = whole[:start] + bytes(size) + whole[start + size :]
     Path(file.path).write_bytes(data + bytes(is_changed))
     if is_changed:
         with pytest.raises(StorageError, match="changed while the job ran"):
@@ -55,13 +55,8 @@ def test_a_broken_column_has_no_values_from_there_on_and_the_texts_are_read(
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
 def test_two_columns_of_one_name_are_an_error_of_the_input(write: Write, name: str) -> None:
     table = pa.Table.from_arrays([pa.array(["a"])] * 3, names=["text", "n", "n"])
-    sink = io.BytesIO()
-    if name == "a.parquet":
-        pq.write_table(table, sink)
-    else:
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-    (shard,) = cut(write(name, sink.getvalue()), Columns("text", None), 10**6)
+    data = parquet_bytes(table) if name == "a.parquet" else arrow_bytes(table)
+    (shard,) = cut(write(name, data), Columns("text", None), 10**6)
     with pytest.raises(SpecError, match="has several columns of this name") as raised:
         input_columns(shard, ["text", "n"], {})
     assert [(each.place, each.value) for each in raised.value.problems] == [("input.path", "n")]

@@ -18,7 +18,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from data_fixtures import wet_record
+from data_fixtures import arrow_bytes, parquet_bytes, wet_record
 from fsspec.implementations.memory import MemoryFile
 from whole_shards import all_documents
 
@@ -39,17 +39,13 @@ TEXTS = [random.Random(row).randbytes(100).hex() for row in range(ROWS)]
 def data_of(name: str) -> bytes:
     """A file of these texts in the format of its name."""
     table = pa.table({"text": TEXTS, "id": [f"d{i}" for i in range(ROWS)]})
-    sink = io.BytesIO()
     if name.endswith("parquet"):
-        options = {"use_dictionary": False, "data_page_size": 20_000, "write_batch_size": 10}
-        pq.write_table(table, sink, **options)
-    elif name.endswith("arrow"):
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table, max_chunksize=100)
-    else:
-        lines = "\n".join(map(json.dumps, table.to_pylist())).encode()
-        return gzip.compress(lines) if name.endswith("gz") else lines
-    return sink.getvalue()
+        pages = {"data_page_size": 20_000, "write_batch_size": 10}
+        return parquet_bytes(table, use_dictionary=False, **pages)
+    if name.endswith("arrow"):
+        return arrow_bytes(table, 100)
+    lines = "\n".join(map(json.dumps, table.to_pylist())).encode()
+    return gzip.compress(lines) if name.endswith("gz") else lines
 
 
 def broken(data: bytes, share: float) -> bytes:
@@ -266,9 +262,7 @@ def test_rows_behind_a_break_are_named_by_their_place_and_say_why(
 
 
 def test_rows_that_only_the_footer_counts_have_the_reason(write: Write) -> None:
-    sink = io.BytesIO()
-    pq.write_table(pa.table({"text": ["a"] * 1_000}), sink, compression="none")
-    data = sink.getvalue()
+    data = parquet_bytes(pa.table({"text": ["a"] * 1_000}), compression="none")
     (size,) = struct.unpack("<I", data[-8:-4])
     footer = data[-8 - size : -8].replace(b"\xd0\x0f", b"\xf0\x2e")  # 1,000 and 3,000 in Thrift
     input_object = write("lie.parquet", data[: -8 - size] + footer + data[-8:])

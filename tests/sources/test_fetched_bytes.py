@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from data_fixtures import arrow_bytes, parquet_bytes
 from s3fs.core import S3File
 from servers import Server
 
@@ -22,28 +21,15 @@ from pipeline.spec.schema import Columns
 ROWS_OF_SHARD, SHARDS = 20, 47
 
 
-def parquet(table: pa.Table, row_group_size: int = 10**6) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(table, sink, row_group_size=row_group_size)
-    return sink.getvalue()
-
-
-def arrow(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table, max_chunksize=ROWS_OF_SHARD)
-    return bytes(sink.getvalue())
-
-
 def lines(table: pa.Table) -> bytes:
     rows = table.select(["id", "text", "year"]).to_pylist()
     return gzip.compress("".join(f"{json.dumps(row)}\n" for row in rows).encode())
 
 
 ENCODERS: dict[str, Callable[[pa.Table], bytes]] = {
-    "one.parquet": parquet,  # one row group
-    "groups.parquet": lambda table: parquet(table, 70),
-    "a.arrow": arrow,
+    "one.parquet": parquet_bytes,  # one row group
+    "groups.parquet": lambda table: parquet_bytes(table, row_group_size=70),
+    "a.arrow": lambda table: arrow_bytes(table, ROWS_OF_SHARD, new=pa.ipc.new_file),
     "a.jsonl.gz": lines,
 }
 

@@ -5,14 +5,13 @@ The Hub here is a stand-in on this machine (`fake_hub`): the real one cannot be 
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from data_fixtures import parquet_bytes
 from fake_hub import FakeHub, use_endpoint
 from whole_shards import all_documents
 
@@ -32,9 +31,7 @@ def hub(hub: FakeHub) -> FakeHub:
 
 
 def parquet(texts: list[str]) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(pa.table({"text": texts, "id": [text.upper() for text in texts]}), sink)
-    return sink.getvalue()
+    return parquet_bytes(pa.table({"text": texts, "id": [text.upper() for text in texts]}))
 
 
 def texts_of(url: str, cache_dir: Path) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from data_fixtures import ENCODERS
+from data_fixtures import ENCODERS, arrow_bytes, parquet_bytes
 from whole_shards import all_documents
 
 from pipeline.errors import SpecError, StorageError
@@ -32,20 +31,9 @@ def read_all(input_object: InputObject, target_bytes: int, **columns: str | None
     return pa.concat_tables([all_documents(shard) for shard in shards])
 
 
-def parquet_bytes(table: pa.Table) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(table, sink)
-    return sink.getvalue()
-
-
 def encoded(table: pa.Table, format: str) -> bytes:
     """A table as Parquet, or as an Arrow stream."""
-    if format == "parquet":
-        return parquet_bytes(table)
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue()
+    return parquet_bytes(table) if format == "parquet" else arrow_bytes(table)
 
 
 def test_quotes_of_csv_are_no_part_of_the_identity_of_other_formats(write: Write) -> None:

@@ -10,7 +10,6 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,16 +96,19 @@ def _table(rows: Sequence[Row]) -> pa.Table:
     return pa.table({"other": range(len(rows)), "text": list(texts), "id": list(ids)})
 
 
-def _parquet(rows: Sequence[Row]) -> bytes:
+def parquet_bytes(table: pa.Table, **options: Any) -> bytes:
     sink = io.BytesIO()
-    pq.write_table(_table(rows), sink, row_group_size=23)
+    pq.write_table(table, sink, **options)
     return sink.getvalue()
 
 
-def _arrow(new_writer: Callable[..., Any], rows: Sequence[Row]) -> bytes:
+def arrow_bytes(
+    table: pa.Table, most_rows: int | None = None, *, new: Callable[..., Any] = pa.ipc.new_stream
+) -> bytes:
+    """A stream, or another kind of file, with at most so many rows in a batch."""
     sink = io.BytesIO()
-    with new_writer(sink, _table(rows).schema) as writer:
-        writer.write_table(_table(rows), max_chunksize=31)
+    with new(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=most_rows)
     return sink.getvalue()
 
 
@@ -138,12 +140,12 @@ def _halves(data: bytes, compress: Callable[[bytes], bytes]) -> bytes:
 
 
 ENCODERS: dict[str, Callable[[Sequence[Row]], bytes]] = {
-    "corpus.parquet": _parquet,
+    "corpus.parquet": lambda rows: parquet_bytes(_table(rows), row_group_size=23),
     "corpus.jsonl": _lines,
     "corpus.jsonl.gz": lambda rows: _halves(_lines(rows), gzip.compress),
     "corpus.jsonl.zst": lambda rows: _halves(_lines(rows), zstandard.compress),
-    "file.arrow": partial(_arrow, pa.ipc.new_file),
-    "stream.arrow": partial(_arrow, pa.ipc.new_stream),
+    "file.arrow": lambda rows: arrow_bytes(_table(rows), 31, new=pa.ipc.new_file),
+    "stream.arrow": lambda rows: arrow_bytes(_table(rows), 31),
     "corpus.warc.wet.gz": _wet,
     "corpus.csv": _csv,
     "corpus.csv.zst": lambda rows: _halves(_csv(rows), zstandard.compress),
