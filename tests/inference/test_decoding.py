@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import struct
 import warnings
 import zlib
@@ -15,16 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from vision import encoded_picture, picture
+from vision import encoded_picture, picture, saved
 
 from pipeline.errors import DocumentError
 from pipeline.inference.decoding import MAX_PIXELS, decode_image
-
-
-def saved(image: Image.Image, format: str, **options: object) -> bytes:
-    sink = io.BytesIO()
-    image.save(sink, format, **options)
-    return sink.getvalue()
 
 
 def png(width: int, height: int, rows: bytes) -> bytes:
@@ -127,7 +120,6 @@ def resident_kb(name: str) -> int:
 
 @pytest.mark.parametrize("format", ["PNG", "WEBP"])
 def test_damaged_exif_data_is_refused(format: str) -> None:
-    data = io.BytesIO()
-    Image.new("RGB", (9, 9)).save(data, format, exif=b"Exif\0\0MM\0*")
+    data = saved(Image.new("RGB", (9, 9)), format, exif=b"Exif\0\0MM\0*")
     with pytest.raises(DocumentError, match="the image cannot be decoded"):
-        decode_image(data.getvalue())
+        decode_image(data)

@@ -18,7 +18,7 @@ from command import WITH_MODEL
 from command import assay as run_assay
 from PIL import Image
 from scipy.special import softmax
-from vision import encoded_picture, save_vision_model
+from vision import encoded_picture, save_vision_model, saved
 
 from pipeline.errors import SpecError
 from pipeline.inference.alternatives import answers_alone
@@ -36,17 +36,10 @@ TASKS = [
 
 def animated() -> bytes:
     frames = [Image.new("RGB", (8, 8), (shade, 0, 0)) for shade in (0, 99, 200)]
-    sink = io.BytesIO()
-    frames[0].save(sink, "GIF", save_all=True, append_images=frames[1:])
-    return sink.getvalue()
+    return saved(frames[0], "GIF", save_all=True, append_images=frames[1:])
 
 
-def deep_grey() -> bytes:
-    sink = io.BytesIO()
-    Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8)).save(sink, "PNG")
-    return sink.getvalue()
-
-
+DEEP_GREY = saved(Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8)), "PNG")
 # Image, text, and the status of the row.
 ROWS: list[tuple[bytes | None, str, str]] = [
     (encoded_picture(40, 30, 1), "", "ok"),
@@ -57,7 +50,7 @@ ROWS: list[tuple[bytes | None, str, str]] = [
     (b"no image", "", "error:the image is none of PNG, JPEG, WEBP, GIF, BMP, TIFF"),
     (encoded_picture(50, 50, 4)[:400], "", "error:the image cannot be decoded: "),
     (animated(), "", "error:the image is animated: 3 frames"),
-    (deep_grey(), "", "error:the image has the mode I;16; convert it to RGB"),
+    (DEEP_GREY, "", "error:the image has the mode I;16; convert it to RGB"),
 ]
 
 

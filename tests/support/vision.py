@@ -200,6 +200,10 @@ def picture(width: int, height: int, seed: int = 0) -> Image.Image:
 
 def encoded_picture(width: int, height: int, seed: int = 0, format: str = "PNG") -> bytes:
     """The same as a file."""
+    return saved(picture(width, height, seed), format)
+
+
+def saved(image: Image.Image, format: str, **options: Any) -> bytes:
     sink = io.BytesIO()
-    picture(width, height, seed).save(sink, format)
+    image.save(sink, format, **options)
     return sink.getvalue()
