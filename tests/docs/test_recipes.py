@@ -6,7 +6,6 @@ import asyncio
 import csv
 import json
 import re
-import socket
 import ssl
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 from annotator import address_in
+from local_cluster import free_port
 from manual import REPOSITORY, blocks, run_line
 
 pytestmark = pytest.mark.xdist_group("manual")
@@ -90,12 +90,6 @@ async def posted(app: Callable[..., Any], path: str, body: bytes) -> tuple[int, 
 
     await app(scope, receive, send)
     return sent[0]["status"], b"".join(part.get("body", b"") for part in sent[1:])
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @contextmanager

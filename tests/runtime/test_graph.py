@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from command import WITH_MODEL, assay
+from label_tables import toy_shard
 from ray.exceptions import WorkerCrashedError
 
 from pipeline.errors import (
@@ -36,11 +37,10 @@ from pipeline.ledger.counts import ShardCounts
 from pipeline.runtime import graph, left_out
 from pipeline.runtime.graph import Places, ShardWorker, on_a_node
 from pipeline.runtime.mailbox import Post
-from pipeline.sources.shards import ObjectVersion, Piece, Shard
+from pipeline.sources.shards import Shard
 from pipeline.sources.source import InputObject, cut
 from pipeline.spec.schema import Columns
 
-PIECE = Piece(0, 10, 1, None, None)
 POST = Post(None, 600.0)
 
 
@@ -155,8 +155,7 @@ def any_job(*, gpus: int = 0) -> Any:
 
 
 def row_of_work() -> pa.Table:
-    shard = Shard(ObjectVersion("/in/c.jsonl", 1, "e", "jsonl", "text", None), PIECE)
-    work = WorkItem(shard, ("a",), documents=True)
+    work = WorkItem(toy_shard(), ("a",), documents=True)
     return pa.table({graph.WORK: [pickle.dumps(work)]})
 
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from label_tables import toy_shard
 
 from pipeline.errors import ModelError, StalledError
 from pipeline.ledger.cells import Committed, WorkItem
@@ -36,7 +37,6 @@ from pipeline.runtime.progress import (
     work_key,
 )
 from pipeline.runtime.watch import GRACE_S, QUIET_S, Nodes, Watch, Workers
-from pipeline.sources.shards import ObjectVersion, Piece, Shard
 
 LIMIT_S = 100.0
 BUSY = WorkerReport(LABELLING, work=("s1", ("t",)), place="c.jsonl")
@@ -245,8 +245,7 @@ def test_documents_that_are_being_read_are_not_counted_as_answered(
 
 def test_a_worker_reports_its_shard_and_its_batches() -> None:
     sent: list[WorkerReport] = []
-    version = ObjectVersion("/in/c.jsonl", 1, "e", "jsonl", "text", None)
-    work = WorkItem(Shard(version, Piece(0, 10, 1, None, None)), ("b", "a"), documents=True)
+    work = WorkItem(toy_shard(rows=10, path="/in/c.jsonl"), ("b", "a"), documents=True)
     shard = LabelProgress(sent.append, work, rows=6)
     for rows, share in ((1, 0.5), (5, 0.5)):
         shard.advance(rows, share)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from finished import toy_spec
+from label_tables import toy_shard
 from memory_store import MemoryStore
 
 from pipeline.ledger.cells import Committed, WorkItem
@@ -17,7 +18,6 @@ from pipeline.runtime.outcome import Outcome, Tally
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.plan import Plan
 from pipeline.runtime.weights import ModelFiles
-from pipeline.sources.shards import ObjectVersion, Piece, Shard
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.parse import parse_spec
 
@@ -52,8 +52,7 @@ def toy_outcome(
     **changes: Any,
 ) -> Outcome:
     """The outcome of a run of one shard in one second."""
-    version = ObjectVersion("/a.jsonl", 10, "etag", "jsonl", "text", None)
-    shard = Shard(version, Piece(0, rows, 8, 0, 10))
+    shard = toy_shard(rows=rows)
     work = (WorkItem(shard, ("t",), documents=True),) * missing
     plan = Plan(Cuts((shard,), unreadable), Committed({}, {}, {}, {}), work)
     job = toy_job(output, {"t": ("a", "b")}, {}, **changes)
