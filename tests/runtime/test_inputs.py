@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from finished import toy_spec
 
 from pipeline.errors import SpecError
 from pipeline.runtime.plan import check_places
 from pipeline.spec.parse import parse_spec
-
-SPEC = """
-name: linked
-model: {{path: some/model}}
-input: {{path: {path}}}
-output: {output}
-tasks: [{{name: toxic, question: "Rude?", labels: ["a", "b"]}}]
-"""
 
 
 @pytest.mark.parametrize(
@@ -36,7 +30,8 @@ def test_an_input_in_the_output_is_refused_before_there_are_results(
     (tmp_path / "data").mkdir()
     (tmp_path / "data/a.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "linked").symlink_to("data")
-    spec = parse_spec(SPEC.format(path=tmp_path / path, output=(tmp_path / output).resolve()))
+    places = {"input": {"path": str(tmp_path / path)}, "output": str((tmp_path / output).resolve())}
+    spec = parse_spec(json.dumps(toy_spec(tmp_path, **places)))
     if message is None:
         check_places(spec, tmp_path / "cache")
     else:

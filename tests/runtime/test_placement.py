@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from changing_corpus import Corpus
+from finished import toy_spec
 
 from pipeline.errors import SpecError
 from pipeline.runtime.graph import shards_at_work
@@ -208,24 +209,15 @@ def needs_of(
     **model: Any,
 ) -> EngineBytes:
     (folder / "config.json").write_text(json.dumps(config))
-    spec = JobSpec.model_validate(
-        {
-            "name": "job",
-            "model": {"path": str(folder), **model},
-            "input": {"path": "in"},
-            "output": "out",
-            "documents": {"max_tokens": max_tokens},
-            "prompt": {"system": system},
-            "tasks": [
-                {
-                    "name": "rude",
-                    "question": "Is it rude? " * 9,
-                    "labels": ["yes", "no"],
-                    "beam": beam,
-                }
-            ],
-        }
+    question = {"question": "Is it rude? " * 9, "labels": ["yes", "no"], "beam": beam}
+    content = toy_spec(
+        folder,
+        model={"path": str(folder), **model},
+        documents={"max_tokens": max_tokens},
+        prompt={"system": system},
+        tasks=[{"name": "rude", **question}],
     )
+    spec = JobSpec.model_validate(content)
     files = ModelFiles("folder", str(folder), None, {}, 2 * GIB)
     return engine_bytes(spec, files, "bfloat16")
 

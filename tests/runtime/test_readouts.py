@@ -12,6 +12,7 @@ import fsspec
 import numpy as np
 import pytest
 import safetensors.numpy
+from finished import toy_spec
 from fitted import card_of, write_readout
 
 from pipeline.errors import SpecError, StorageError
@@ -29,22 +30,14 @@ def fitted(tmp_path: Path) -> Make:
     """A spec whose first task has a readout that fits it, with whatever is then changed."""
 
     def make(card: dict[str, Any] | None = None, **changes: Any) -> JobSpec:
-        content: dict[str, Any] = {
-            "name": "job",
-            "model": {"path": "m"},
-            "input": {"path": "in"},
-            "output": "out",
-            "tasks": [
-                {"name": "a", "question": None, "labels": ["x", "y"], "readout": "?"},
-                {"name": "b", "question": "B?", "labels": ["p", "q"]},
-            ],
-        }
         path = tmp_path / "a.safetensors"
-        content["tasks"][0]["readout"] = str(path)
+        own = {"name": "a", "question": None, "labels": ["x", "y"], "readout": str(path)}
+        asked = {"name": "b", "question": "B?", "labels": ["p", "q"]}
+        content = toy_spec(tmp_path, tasks=[own, asked])
         spec = parse_spec(json.dumps(content))
         was = card_of(spec, spec.tasks[0], weights=WEIGHTS, dtype="float32", **card or {})
         write_readout(path, was, hidden=4, layers=[1, 2])
-        content["tasks"][0].update(changes.pop("task", {}))
+        own.update(changes.pop("task", {}))
         return parse_spec(json.dumps({**content, **changes}))  # JSON is YAML without anchors
 
     return make

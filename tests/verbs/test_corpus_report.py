@@ -12,7 +12,7 @@ import duckdb
 import pytest
 from browsers import fits_into_its_window, opened_browser, serious_findings
 from calls import Assay, WriteSpec
-from finished import LABELS, ROWS, Corpus, finish, toy_fingerprints
+from finished import ROWS, Corpus, finish, toy_fingerprints, toy_spec
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -50,9 +50,7 @@ def folder(tmp_path: Path, write_spec: WriteSpec) -> Path:
 
 def spec_file(folder: Path, write_spec: WriteSpec, **changes: Any) -> Path:
     """Writes the spec, with a rule or other changes."""
-    tasks = [{"name": n, "question": "?", "labels": list(of)} for n, of in LABELS.items()]
-    source = {"path": str(folder / "in"), "id": "id"}
-    content = {"name": "job", "tasks": tasks, "input": source, "output": str(folder / "out")}
+    content = {key: value for key, value in toy_spec(folder).items() if key != "model"}
     return write_spec(**content, **{"filter": RULE, **changes})
 
 
