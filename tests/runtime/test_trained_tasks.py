@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import reference
-import torch
 from calls import Assay
 from changing_corpus import Corpus
 from fitted import card_of, write_readout
-from transformers import AutoModelForCausalLM
 
 from pipeline.fitted.readout import parse_readout, readout_file
 from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
-from pipeline.inference.loading import load_tokenizer
+from pipeline.inference.loading import load_model, load_tokenizer
 from pipeline.inference.schedules.forward import PackedStates
 from pipeline.runtime.weights import locate
 from pipeline.spec.schema import JobSpec
@@ -54,26 +53,18 @@ def trained(modelled: Corpus) -> Corpus:
 
 
 def expected(spec: JobSpec, task: str, text: str, layer: int) -> np.ndarray:
-    """[labels] by plain forwards of the saved model, piece by piece, and the map in numpy."""
-    folder = Path(spec.model.path)
-    tokenizer = load_tokenizer(folder)
-    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    """[labels] by plain forwards, piece by piece, and the map in numpy."""
+    folder, own = Path(spec.model.path), spec.task(task)
+    tokenizer, model = load_tokenizer(folder), load_model(folder, dtype="float32", device="cpu")
     prompt = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
-    suffix = next(q.token_ids for q in prompt.questions if q.name == task)
-    [fitted] = [
-        parse_readout(Path(t.readout or "").read_bytes()) for t in spec.tasks if t.name == task
+    [suffix] = [question.token_ids for question in prompt.questions if question.name == task]
+    fitted = parse_readout(Path(own.readout or "").read_bytes())
+    fitted = replace(fitted, card=fitted.card.model_copy(update={"layer": layer}))
+    answers = [
+        np.exp(reference.readout_log_probs(model, prompt.prefix, piece, suffix, fitted))
+        for piece in reference.pieces(DocumentTokenizer(tokenizer).encode(text))
     ]
-    answers = []
-    for piece in reference.pieces(DocumentTokenizer(tokenizer).encode(text)):
-        below = [] if POOLING[task] == "mean" else suffix
-        ids = torch.tensor([[*prompt.prefix, *piece, *below]])
-        with torch.inference_mode():
-            states = network.model(ids, output_hidden_states=True).hidden_states[layer][0].numpy()
-        first = len(prompt.prefix) if POOLING[task] == "mean" else -1
-        logits = fitted.maps[layer].weight @ states[first:].mean(axis=0) + fitted.maps[layer].bias
-        answers.append(np.exp(logits - np.logaddexp.reduce(logits)))
-    mean = next(t.chunks for t in spec.tasks if t.name == task) == "mean"
-    return np.mean(answers, axis=0) if mean else max(answers, key=lambda p: p[0])
+    return np.mean(answers, axis=0) if own.chunks == "mean" else max(answers, key=lambda p: p[0])
 
 
 def test_label_files_have_the_probabilities_of_the_maps_and_no_mass(trained: Corpus) -> None:
