@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 import ray.data
 import reference
+from calls import Assay
 from changing_corpus import Corpus, read_in_float32
 from processors import takes_int8
 from stages import run_without_ray
 
-from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
@@ -214,12 +214,11 @@ def test_a_mistake_that_only_the_model_shows_stops_the_run_before_it_starts(
     settings: dict[str, Any],
     place: str,
     again: Corpus,
-    capsys: pytest.CaptureFixture[str],
+    assay: Assay,
 ) -> None:
     again.task, again.others, again.settings = task, [], settings
     before = label_files(again)
-    assert main(["run", str(again.spec_file)]) == 2
-    errors = capsys.readouterr().err.splitlines()
+    errors = assay("run", again.spec_file, code=2).err.splitlines()
     assert [line.startswith(place) for line in errors].count(True) == 1
     assert label_files(again) == before
 

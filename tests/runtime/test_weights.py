@@ -14,10 +14,10 @@ from typing import Any
 
 import fsspec
 import pytest
+from calls import Assay
 from fake_hub import FakeHub, use_endpoint
 from servers import Server
 
-from pipeline.cli import main
 from pipeline.errors import AssayError, ModelError, SpecError, StorageError
 from pipeline.runtime.model_cache import SUMS
 from pipeline.runtime.weights import ModelFiles, fetch, locate
@@ -128,19 +128,17 @@ def test_no_verb_that_only_plans_downloads_a_model(
     model_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    assay: Assay,
 ) -> None:
-    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
     url, memory, _ = in_memory(model_folder, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(type(memory), "get_file", lambda *_: pytest.fail("downloaded"))
-        assert main([*verb, str(write_spec(model={"path": url}))]) == 2
-    (line,) = capsys.readouterr().err.splitlines()[-1:]
+        line = assay(*verb, write_spec(model={"path": url}), code=2).err.splitlines()[-1]
     assert line.startswith("model.path: the hashes of its files are not known here")
     assert "run `assay check` once" in line and url in line
     spec = write_spec(model={"path": url, "dtype": "float32"})
     locate(ModelSpec(path=url), tmp_path / "cache")  # as `assay check` does
-    assert main(["status", str(spec)]) == 0
+    assay("status", spec)
 
 
 def test_a_worker_refuses_files_that_the_plan_did_not_name(

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from calls import Assay
 from fake_hub import FakeHub
 from filtered import SCORE, command_of, content_of, filtered_with, kept, labelled, spec_of
 from fsspec.utils import glob_translate
 from huggingface_hub import constants
 
 import pipeline
-from pipeline.cli import main
 from pipeline.errors import SpecError, UnavailableError
 from pipeline.options import ExportOptions, FilterOptions
 from pipeline.spec.parse import parse_spec
@@ -128,14 +128,14 @@ def test_a_filter_goes_to_the_hub_that_its_own_options_name(
 
 
 def test_a_card_has_the_hashes_of_all_classifiers_and_the_whole_command(
-    folder: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+    folder: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, assay: Assay
 ) -> None:
     hashes = {"toxic": {"onnx": "1f"}, "topic": {"onnx": "2e"}}
     stored = lambda _store, _contents, task: {"models": {}, "model": hashes[task]}  # noqa: E731
     monkeypatch.setattr(hub_dataset, "what_answered", stored)
     spec_file = command_of(folder, keep=KEEP)[1]
-    words = ["export", spec_file, "--to", URL, "--columns", "id", "--columns", "lang"]
-    assert main([*words, "--layout", "dolma"]) == 0
+    words = "export", spec_file, "--to", URL, "--columns", "id", "--columns", "lang"
+    assay(*words, "--layout", "dolma")
     card = hub.files(REPO, "main")[1]["README.md"].decode()
     assert "- classifier, onnx: `1f`\n- classifier, onnx: `2e`\n" in card
     options = f"--to={URL} --columns=id --columns=lang --layout=dolma"
@@ -150,7 +150,7 @@ def test_a_branch_that_does_not_exist_is_a_mistake_of_the_option(
 
 
 def test_a_conflict_is_retried_and_a_token_that_may_not_write_is_one_line(
-    folder: Path, hub: FakeHub, capsys: pytest.CaptureFixture[str]
+    folder: Path, hub: FakeHub, assay: Assay
 ) -> None:
     hub.conflicts = 1
     exported(folder)
@@ -159,9 +159,8 @@ def test_a_conflict_is_retried_and_a_token_that_may_not_write_is_one_line(
     with pytest.raises(UnavailableError, match="others keep committing to it; run again"):
         exported(folder, with_text=True)
     hub.closed.add(REPO)
-    words = ["export", command_of(folder, keep=KEEP)[1], "--to", URL, "--with-text"]
-    assert main(words) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
+    words = "export", command_of(folder, keep=KEEP)[1], "--to", URL, "--with-text"
+    line = assay(*words, code=2).err.splitlines()[-1]
     assert line.startswith("--to: the token may not write to org/labels; set HF_TOKEN")
     assert len(hub.commits[REPO]) == 2
 
