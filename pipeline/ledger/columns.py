@@ -103,7 +103,7 @@ def overlaid(answers: pa.StructArray | None, below: pa.StructArray) -> pa.Struct
 def cast_rows(answers: pa.StructArray, kind: pa.StructType) -> pa.StructArray:
     """[docs] the answers with these columns; one that they lack is null."""
     columns = [
-        pc.struct_field(answers, field.name).cast(field.type)
+        pc.struct_field(answers, [field.name]).cast(field.type)
         if answers.type.get_field_index(field.name) >= 0
         else pa.nulls(len(answers), field.type)
         for field in kind

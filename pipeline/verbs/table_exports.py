@@ -21,6 +21,7 @@ import pyarrow.dataset as ds
 
 from pipeline.errors import AssayError, StorageError, UnavailableError, one_line, option_error
 from pipeline.filters.layout import real_path, refuse_own_places
+from pipeline.ledger.columns import cast_rows
 from pipeline.ledger.flat import flat_schema
 from pipeline.options import ExportOptions
 from pipeline.sources.id_text import id_text, plain_values
@@ -151,13 +152,7 @@ def _upserted(
 
 def _cast(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The rows with the columns of the schema; null where they have none."""
-    columns = [
-        rows.column(field.name).cast(field.type)
-        if field.name in rows.schema.names
-        else pa.nulls(len(rows), field.type)
-        for field in schema
-    ]
-    return pa.record_batch(columns, schema=schema)
+    return pa.RecordBatch.from_struct_array(cast_rows(rows.to_struct_array(), pa.struct(schema)))
 
 
 def _write_delta(to: str, place: str, labels: LabelTable) -> bool:
