@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # imports scipy
 
 PIPE_COLUMNS, _LINES = 120, 25  # of what is not a terminal
 _LEAST_COLUMNS = 20
+_LEAST_TEXT = 8  # columns of a text in a table
 
 
 class PipeConsole(Console):
@@ -72,7 +73,9 @@ def console_on(stream: TextIO) -> Console:
 
 def json_value(result: object) -> Any:
     """The result as JSON values: fields and computed fields by name, and null for NaN."""
-    return json.loads(TypeAdapter(type(result)).dump_json(result))
+    # — not `dump_json`, which refuses a path with other bytes than UTF-8
+    values = TypeAdapter(type(result)).dump_python(result, mode="json")
+    return json.loads(json.dumps(values), parse_constant=lambda _: None)
 
 
 def escape_controls(text: str) -> str:
@@ -129,16 +132,22 @@ class Grid:
             pad_edge=False,
             padding=(0, 1, 0, 0),  # — narrow, for a terminal of 80 columns
         )
+        rows = [[*map(_cell, row)] for row in self.rows]
         for index, name in enumerate(self.names):
             number = index >= self.texts
+            cells = [row[index].plain for row in rows if index < len(row)]
+            cells += [] if self.wrap else [name]
+            longest = max((cell_len(word) for cell in cells for word in cell.split()), default=0)
             table.add_column(
                 _cell(name),
                 justify="right" if number else "left",
                 overflow="fold",
-                no_wrap=number and not self.wrap,
+                no_wrap=number and not self.wrap and not any(" " in cell for cell in cells),
+                # — on a narrow terminal, rich would cut off the last digits of a number
+                min_width=longest if number else min(longest, _LEAST_TEXT),
             )
-        for row in self.rows:
-            table.add_row(*map(_cell, row))
+        for row in rows:
+            table.add_row(*row)
         return table
 
 
@@ -185,7 +194,11 @@ def print_parts(parts: Iterable[Part], console: Console) -> None:
         elif isinstance(part, Grid):
             if part.title:
                 console.print(Text(escape_controls(part.title), "italic"), soft_wrap=False)
-            console.print(part.table())
+            table = part.table()
+            least = sum(2 + (column.min_width or 0) for column in table.columns) - 2
+            # — lines that are too long go on in the next line of the terminal
+            table.width = least if least > console.width else None
+            console.print(table)
         else:
             _print_facts(part, console)
 

@@ -48,6 +48,22 @@ def test_without_a_terminal_tables_have_a_width_and_words_stay_whole(
         }
 
 
+@pytest.mark.parametrize("columns", [20, 40, 80])
+def test_a_narrow_table_has_every_digit_and_every_name(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    interval, shown = "0.912 (0.884 to 0.935)", io.StringIO()
+    cells = [*[interval] * 2, *["0.123"] * 3, "123,456,789", "1,234"]
+    names = ["label", "precision", "recall", "F1", "AUROC", "AP", "gold", "predicted"]
+    rows = [("toxicity_of_a_text", *cells), ("and more groups",)]
+    print_parts([Grid("", names, rows)], console_on(shown))
+    words = {word for cell in (*names, *cells) for word in cell.split()}
+    assert words <= {*shown.getvalue().split()}
+    starts = [line[:18].partition("  ")[0].strip() for line in shown.getvalue().splitlines()[2:]]
+    assert "".join(starts).replace(" ", "") == "toxicity_of_a_textandmoregroups"
+
+
 def test_neither_a_line_nor_a_path_is_broken() -> None:
     path, shown = "/folder" * 40, io.StringIO()
     print_parts([{"at": path, "and": f"in {path}"}, f"next: assay run {path}"], console_on(shown))

@@ -176,7 +176,8 @@ def test_with_many_labels_a_ranking_has_no_interval() -> None:
 def test_the_json_form_has_numbers_or_null() -> None:
     value = json_value(evaluation(("a", "b")))
     assert json.loads(json.dumps(value, allow_nan=False)) == value
-    assert json_value({"a": float("nan"), "b": HALF}) == {"a": None, "b": asdict(HALF)}
+    odd = {"a": float("nan"), "b": HALF, "c": float("-inf"), "d": "caf\udce9"}  # a path
+    assert json_value(odd) == {"a": None, "b": asdict(HALF), "c": None, "d": "caf\udce9"}
 
 
 @pytest.mark.parametrize(
