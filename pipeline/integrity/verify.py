@@ -169,6 +169,8 @@ def wrong_certificates(store: Store, snapshot: Contents) -> Iterator[Damage]:
         try:
             computed = _computed(store, snapshot, certificate)
             answered = stored_version(store, task, snapshot.tasks[task].fp).content["cascade"]
+        except UnavailableError:
+            raise
         except (StorageError, ValueError, LookupError) as error:
             yield damage(f"cannot be computed again: {error}")
             continue

@@ -12,7 +12,7 @@ from certified import DOCUMENTS, agreement, asked, certificate, labelled
 from changing_corpus import Corpus, acting_before
 from stages import fail_reads
 
-from pipeline.errors import SpecError, StorageError
+from pipeline.errors import SpecError, StorageError, UnavailableError
 from pipeline.evaluation.promises import Judged
 from pipeline.fitted.certificate import Certificate, hash_of
 from pipeline.gold.answers import matching_snapshot
@@ -82,6 +82,18 @@ def test_verify_computes_a_certificate_again(corpus: Corpus) -> None:
     shutil.rmtree(corpus.store.root / "cascades/toxic")
     labelled(corpus)
     assert verify(corpus.store, contents(corpus.store), corpus.cache, {}).intact
+
+
+def test_a_store_that_does_not_answer_is_no_wrong_certificate(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: object) -> list[str]:
+        raise UnavailableError("no answer")
+
+    labelled(corpus)
+    monkeypatch.setattr("pipeline.integrity.verify.stored_fps", read)
+    with pytest.raises(UnavailableError, match="no answer"):
+        verify(corpus.store, contents(corpus.store), corpus.cache, {})
 
 
 def test_files_that_cannot_be_read_end_no_sample(corpus: Corpus) -> None:
