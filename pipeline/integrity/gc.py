@@ -110,9 +110,11 @@ def collect_garbage(
     output = store or open_store(spec.output, spec.storage_options)
     # — listed before the snapshots are read: what is written from now on is not in the list
     stored = {item.key: item for prefix in DELETION_ORDER for item in output.list(prefix)}
-    with in_use(output, GC) if delete else nullcontext():
-        # — the mark that was just made has the time of the store's clock
-        now_s = max((mark.modified_s for mark in output.list(IN_USE)), default=time.time())
+    with in_use(output, GC) if delete else nullcontext("") as own:
+        # — the mark that was just made has the time of the store's clock; that of a killed process
+        # may be later, if the clock was set back
+        times = {mark.key: mark.modified_s for mark in output.list(IN_USE)}
+        now_s = times.get(own, time.time())
         oldest_s = now_s - older_than_days * _DAY_S if older_than_days else inf
         result, counts = _unneeded(output, stored, inf if keep is None else keep, oldest_s)
         if delete and counts is not None:

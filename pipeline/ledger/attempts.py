@@ -21,11 +21,10 @@ import socket
 import threading
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf
 
 from pipeline.errors import (
     LoadError,
@@ -232,19 +231,22 @@ def in_use(store: Store, by: str = RUN) -> Iterator[str]:
             logger.warning("the output stays marked as in use for a while: %s", error)
 
 
-def _look_for_others(store: Store, by: str, own: Collection[str], named: set[str]) -> None:
+def _look_for_others(store: Store, by: str, own: Sequence[str], named: set[str]) -> None:
     """RefusedError if the other kind works on the output; a run logs each other run once.
 
-    The caller has just made a mark.
+    The caller has just made the last mark of its `own`.
     """
     marks = list(store.list(IN_USE))
-    # — by the store's clock, which may differ from this machine's
-    now_s = max((mark.modified_s for mark in marks), default=-inf)
-    recent = [m for m in marks if m.key not in own and now_s - m.modified_s < ENDED_AFTER_S]
+    times = {mark.key: mark.modified_s for mark in marks}
+    # — by the store's clock, which may differ from this machine's, and may have been set back: a
+    # mark of a killed process may be of a later time
+    now_s = times.get(own[-1], max(times.values(), default=0))
+    recent = [m for m in marks if m.key not in own and abs(now_s - m.modified_s) < ENDED_AFTER_S]
     if of_other := [m.modified_s for m in recent if not m.key.startswith(f"{IN_USE}{by}-")]:
         does = {GC: "a run writes to", RUN: "`assay gc --delete` deletes objects of"}[by]
+        ago_s = max(0, now_s - max(of_other))
         raise RefusedError(
-            f"{store.url}: {does} this output (its last sign was {now_s - max(of_other):.0f} s ago)"
+            f"{store.url}: {does} this output (its last sign was {ago_s:.0f} s ago)"
             f", so what one needs could be deleted; wait for its end, or, if it was killed, for "
             f"{ENDED_AFTER_S / 60:.0f} minutes"
         )

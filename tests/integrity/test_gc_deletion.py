@@ -193,6 +193,20 @@ def test_a_clock_that_is_a_week_ahead_ends_no_run_and_makes_no_object_old(
     assert shared.gc(1, older_than_days=7).keys
 
 
+@pytest.mark.parametrize("killed", ["run", "gc"])
+def test_a_mark_from_before_the_clock_was_set_back_stops_nothing_and_makes_no_object_old(
+    killed: str, shared: SharedOutput
+) -> None:
+    for version in "12":
+        shared.finish("job", version)
+    shared.clock.now_s += 8 * DAY_S
+    shared.store.create(f"attempts/in-use/{killed}-killed", b"")
+    shared.clock.now_s -= 8 * DAY_S
+    with in_use(shared.store), pytest.raises(RefusedError, match=r"was \d s ago"):
+        shared.gc(1)
+    assert not shared.gc(1, older_than_days=7).keys
+
+
 def test_a_new_input_is_neither_cut_nor_written_down(shared: SharedOutput) -> None:
     check_create_only(shared.store)
     assert shared.gc(1).keys == ()
