@@ -12,6 +12,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
+from botocore.exceptions import ClientError
 from s3fs import S3FileSystem
 
 from pipeline.errors import RefusedError, StorageError
@@ -93,14 +94,20 @@ class S3Store:
 
     def delete(self, keys: Sequence[str]) -> None:
         for batch in (keys[i : i + DELETE_BATCH] for i in range(0, len(keys), DELETE_BATCH)):
-            objects = [{"Key": self._place(key)} for key in batch]
+            objects = {"Objects": [{"Key": self._place(key)} for key in batch], "Quiet": True}
             with storage_errors(f"{self.url}/{batch[0]}", "deleted"):
-                reply = self._request("delete_objects", Delete={"Objects": objects, "Quiet": True})
-            for refused in reply.get("Errors", ()):
-                raise StorageError(
-                    f"s3://{self.bucket}/{refused.get('Key')}: cannot be deleted: "
-                    f"{refused.get('Code')}: {refused.get('Message')}"
-                )
+                retry(partial(self._delete, objects), self.retry_policy)
+
+    def _delete(self, objects: dict[str, Any]) -> None:
+        reply = self.file_system.call_s3("delete_objects", Bucket=self.bucket, Delete=objects)
+        for refused in reply.get("Errors", ()):  # — in a reply with status 200
+            error = ClientError({"Error": refused}, "DeleteObjects")
+            if cause_of(error) is Cause.BUSY:
+                raise error
+            raise StorageError(
+                f"s3://{self.bucket}/{refused.get('Key')}: cannot be deleted: "
+                f"{refused.get('Code')}: {refused.get('Message')}"
+            )
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         check_prefix(prefix)

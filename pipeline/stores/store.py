@@ -70,11 +70,11 @@ def open_store(url: str, options: Mapping[str, Any], *, place: str = "output") -
     if protocol in ("s3", "s3a"):
         from pipeline.stores.s3 import open_s3
 
-        return open_s3(url, options)
+        return open_s3(f"{protocol}://{location}", options)
     if protocol in ("gs", "gcs"):
         from pipeline.stores.gcs import open_gcs
 
-        return open_gcs(url, options)
+        return open_gcs(f"{protocol}://{location}", options)
     if protocol != "file":
         fix = f"{protocol}:// is not a supported store; write {SUPPORTED}"
         raise RefusedError(Problem(place, fix, url))

@@ -67,6 +67,37 @@ def test_a_transient_fault_is_retried_until_it_ends(faulty: Faulty, fault: str) 
     assert faults.counted[fault] == (1 if fault == "conflict" else 3)
 
 
+class Refusing:
+    """Deletes nothing while it has replies with errors of keys; S3 gives them the status 200."""
+
+    def __init__(self, *codes: str) -> None:
+        self.codes, self.asked = [*codes], 0
+
+    def call_s3(self, method: str, Bucket: str, Delete: dict[str, Any]) -> dict[str, Any]:
+        assert method == "delete_objects" and Bucket == BUCKET
+        self.asked += 1
+        errors = [
+            {"Key": Delete["Objects"][1]["Key"], "Code": code, "Message": "Wait."}
+            for code in self.codes[:1]
+        ]
+        del self.codes[:1]
+        return {"Errors": errors} if errors else {}
+
+
+def test_a_key_that_s3_is_too_busy_to_delete_is_deleted_later() -> None:
+    busy = Refusing("SlowDown", "InternalError")
+    S3Store(BUCKET, "out/", busy, STUBBORN).delete(["a", "b"])
+    assert busy.asked == 3
+    store = S3Store(BUCKET, "out/", Refusing(*["SlowDown"] * 999), RetryPolicy(0, 0))
+    with pytest.raises(UnavailableError, match=r"SlowDown.*run again") as raised:
+        store.delete(["a", "b"])
+    assert "\n" not in str(raised.value)
+    denied = Refusing("AccessDenied")
+    with pytest.raises(StorageError, match=r"out/b: cannot be deleted: AccessDenied"):
+        S3Store(BUCKET, "out/", denied, STUBBORN).delete(["a", "b"])
+    assert denied.asked == 1
+
+
 def test_a_store_that_stays_unavailable_is_one_line_and_to_be_run_again(faulty: Faulty) -> None:
     store, faults = faulty(shares={"slow_down": 1.0})
     store = replace(store, retry_policy=QUICK)

@@ -170,6 +170,10 @@ def test_a_path_and_a_file_url_open_the_same_store(tmp_path: Path, form: str) ->
     assert open_store(form.format(tmp_path), {}) == LocalStore(tmp_path)
 
 
+def test_the_scheme_of_a_url_may_be_in_upper_case() -> None:
+    assert open_store("S3://bucket/out", {"anon": True}).url == "s3://bucket/out"
+
+
 def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert open_store("out", {}) == LocalStore(tmp_path / "out")
