@@ -8,8 +8,9 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import duckdb
 import numpy as np
@@ -110,7 +111,7 @@ def sides(
     wrong = [
         Problem(Option(side), f"write the number of a snapshot; {store.url} has {known}", number)
         for side, number in written.items()
-        if not (number.isascii() and number.isdecimal() and int(number) in existing)
+        if number.lstrip("0") not in map(str, existing)
     ]
     if wrong:
         raise SpecError(wrong)
@@ -127,6 +128,7 @@ def compare(store: Store, before: Contents, after: Contents) -> Comparison:
         )
         raise SpecError([Problem(place, "have no task in common", "; ".join(names))])
     with (
+        _database_errors(),
         tempfile.TemporaryDirectory(prefix="assay-diff-") as folder,
         # — the tables are in a file, because they may be larger than the memory
         duckdb.connect(f"{folder}/sides.duckdb") as connection,
@@ -141,18 +143,17 @@ def compare(store: Store, before: Contents, after: Contents) -> Comparison:
             rows = LabelDataset(store, of, tuple(common))
             connection.register("_rows", rows.schema.empty_table())
             connection.begin()  # — a transaction for each batch takes much longer
-            _rows(connection, f"create table {side} as {query}")
+            connection.execute(f"create table {side} as {query}")
             # — not as one stream: a thread of DuckDB would call Python, and get its errors
             for batch in rows.to_batches():
                 connection.register("_rows", pa.Table.from_batches([batch]))
-                _rows(connection, f"insert into {side} {query}")
+                connection.execute(f"insert into {side} {query}")
             connection.commit()
-        ((only_a, both, only_b),) = _rows(
-            connection,
+        ((only_a, both, only_b),) = connection.execute(
             "select count(*) filter (y is null), count(*) filter (x = y), count(*) filter "
             "(x is null) from (select distinct content_hash x from a) full join "
-            "(select distinct content_hash y from b) on x = y",
-        )
+            "(select distinct content_hash y from b) on x = y"
+        ).fetchall()
         return Comparison(
             before=_name(before),
             after=_name(after),
@@ -185,9 +186,11 @@ def _weaker(store: Store, before: Contents, after: Contents) -> Iterator[tuple[s
             yield task, "; ".join(lost)
 
 
-def _rows(connection: Connection, query: str) -> list[tuple[Any, ...]]:
+@contextmanager
+def _database_errors() -> Iterator[None]:
+    """Raises DuckDB's errors, such as of a disk without space, as StorageErrors."""
     try:
-        return connection.execute(query).fetchall()
+        yield
     except duckdb.Error as error:
         raise StorageError(f"the two snapshots cannot be compared: {error}") from error
 
@@ -256,7 +259,7 @@ def _counts(
     own = f"{task}_labels"
     query = f"select {own}, count(*) from {side} where {own} is not null group by 1"
     rows, counts = 0, dict.fromkeys(labels, 0)
-    for answer, documents in _rows(connection, query):
+    for answer, documents in connection.execute(query).fetchall():
         rows += documents
         for label in answer:
             counts[label] += documents
@@ -269,18 +272,16 @@ def _pairs(connection: Connection, task: str) -> list[tuple[list[str], list[str]
     # — a text that occurs twice has the same answer each time, and min() takes one of them
     one = f"select content_hash, min({labels}) as l from {{}} where {labels} is not null group by 1"
     query = f"select a.l, b.l, count(*) from ({one.format('a')}) a join ({one.format('b')}) b "
-    pairs = _rows(connection, query + "using (content_hash) group by all")
-    return [(before, after, texts) for before, after, texts in pairs]
+    return connection.execute(query + "using (content_hash) group by all").fetchall()
 
 
 def _failing(connection: Connection, task: str) -> tuple[str, ...]:
     """The ids of the rows that had an answer and fail now. An empty text does not fail."""
     labels = f"{task}_labels"
-    failing = _rows(
-        connection,
+    failing = connection.execute(
         f"select doc_id from b where {labels} is null and {task}_status not in ('empty', 'skipped')"
-        f" and doc_id in (select doc_id from a where {labels} is not null) order by doc_id",
-    )
+        f" and doc_id in (select doc_id from a where {labels} is not null) order by doc_id"
+    ).fetchall()
     return tuple(doc_id for (doc_id,) in failing)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -107,7 +108,19 @@ def test_files_are_read_in_the_callers_thread_and_their_errors_are_one_line(
     assert threads == {threading.get_ident()}
 
 
-@pytest.mark.parametrize("number", ["latest", "fp:toxic", "-1", "²", ""])
+def test_a_disk_without_space_for_the_tables_is_one_line(
+    finished: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(_place: str) -> duckdb.DuckDBPyConnection:
+        raise duckdb.IOException("No space left on device")
+
+    monkeypatch.setattr("duckdb.connect", connect)
+    shown = contents(finished, 1)
+    with pytest.raises(StorageError, match=r"cannot be compared: .*No space left"):
+        compare(finished, shown, shown)
+
+
+@pytest.mark.parametrize("number", ["latest", "fp:toxic", "-1", "²", "", "0", "9" * 5_000])
 def test_a_side_that_is_not_a_number_is_refused(store: LocalStore, number: str) -> None:
     with pytest.raises(
         SpecError, match=r"^before: write the number of a snapshot; .* has none yet"
