@@ -8,5 +8,6 @@ from pathlib import Path
 
 def cache_dir() -> Path:
     """`ASSAY_CACHE`, or `assay` below the user's cache folder. An empty variable is not set."""
-    fallback = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "assay"
-    return Path(os.path.expanduser(os.environ.get("ASSAY_CACHE") or fallback))
+    if named := os.environ.get("ASSAY_CACHE"):
+        return Path(os.path.expanduser(named))
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "assay"

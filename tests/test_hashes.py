@@ -122,6 +122,15 @@ def test_an_empty_variable_does_not_put_the_cache_into_the_working_folder(
     assert cache_dir() == tmp_path / "models"
 
 
+def test_a_named_cache_needs_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")  # — of a user without an entry
+
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setenv("ASSAY_CACHE", "/x/models")
+    assert cache_dir() == Path("/x/models")
+
+
 def test_a_cache_that_cannot_be_written_is_named_with_the_way_out(tmp_path: Path) -> None:
     file, cache = tmp_path / "file", tmp_path / "cache"
     file.write_text("content")
