@@ -81,6 +81,9 @@ def test_without_standard_error_the_exit_code_still_reports_the_result(
     code, shown, _ = shell(HEAD, labelled, redirected)
     assert code == 0 and "toxic" in shown
     assert shell("export nosuch.yaml --head 9", labelled, redirected)[:2] == (2, "")
+    page = labelled.with_name("page.html")
+    code, shown, _ = shell(f"report SPEC --json --to {page}", labelled, redirected)
+    assert code == 0 and json.loads(shown)["snapshot"] == 1 and page.exists()
 
 
 def test_a_text_that_the_encoding_cannot_show_is_escaped(tmp_path: Path) -> None:

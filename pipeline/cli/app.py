@@ -1,7 +1,7 @@
 """How a command line is parsed, run and reported.
 
-Entry points: `new_app` and `call`; and for the functions of verbs `spec_in`, `shown_by` and
-`print_result`.
+Entry points: `new_app` and `call`; and for the functions of verbs `spec_in`, `shown_by`,
+`print_result` and `say`.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def call(command: App, arguments: Sequence[str] | None = None) -> int:
             raise SpecError([_problem(error, command)]) from None
     except AssayError as error:
         name = "" if isinstance(error, SpecError) else "assay: "
-        _say(f"{name}{_shown(error)}")
+        say(f"{name}{_shown(error)}")
         return error.exit_code
     except OSError:
         if (broken := _error_of(sys.stdout)) is None:
@@ -162,23 +162,24 @@ def call(command: App, arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(broken, BrokenPipeError):
             return Exit.CLOSED_PIPE
-        _say(f"assay: standard output: cannot be written: {broken.strerror}")
+        say(f"assay: standard output: cannot be written: {broken.strerror}")
         return Exit.FAILED
     except KeyboardInterrupt as stop:
         kept = f"{stop}; " if str(stop) else ""
         again = shlex.join([*command.name, *tokens])
-        _say(escape_controls(f"assay: stopped; {kept}to continue, run: {again}"))
+        say(escape_controls(f"assay: stopped; {kept}to continue, run: {again}"))
         return Exit.INCOMPLETE
     except MemoryError:
-        _say("assay: there is too little memory; free some, or raise `ulimit -v`")
+        say("assay: there is too little memory; free some, or raise `ulimit -v`")
         return Exit.FAILED
     if not tokens and command.default_command is None:
         return Exit.WRONG_ARGUMENT  # the help was printed, because no verb was named
     return result if isinstance(result, int) else Exit.COMPLETE
 
 
-def _say(text: str) -> None:
-    with suppress(OSError):  # the exit code reports the failure, too
+def say(text: str) -> None:
+    """Prints a line on standard error; one that cannot be written does not change the result."""
+    with suppress(OSError):
         print(text, file=sys.stderr)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from contextlib import nullcontext
 from functools import partial
 
 from cyclopts import Group
 
 from pipeline.cache import cache_dir
-from pipeline.cli.app import Exit, print_result, shown_by, spec_in
+from pipeline.cli.app import Exit, print_result, say, shown_by, spec_in
 from pipeline.cli.parameters import AsJson, SpecFile, words_of
 from pipeline.cli.verbs import verb
 from pipeline.options import ExportOptions, FilterOptions, ReportOptions
@@ -89,7 +88,7 @@ def report(
         target = new_file(options.to, storage_options, overwrite=options.overwrite)
         report = corpus_report(spec, options, cache_dir=cache_dir())
         pages.write_report(report, target, spec_file=spec_file)
-    print(f"assay: wrote the page {target.url}", file=sys.stderr)
+    say(f"assay: wrote the page {target.url}")
     return print_result(report, pages.show_corpus_report, as_json=as_json)
 
 

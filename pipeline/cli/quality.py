@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-import sys
 from contextlib import ExitStack
 from functools import partial
 
 from cyclopts import Group
 
 from pipeline.cache import cache_dir
-from pipeline.cli.app import Exit, print_result, shown_by, spec_in
+from pipeline.cli.app import Exit, print_result, say, shown_by, spec_in
 from pipeline.cli.parameters import AsJson, SpecFile
 from pipeline.cli.verbs import imports_of_torch, verb
 from pipeline.options import EvalOptions, FitOptions, ReviewOptions
@@ -86,4 +85,4 @@ def review(spec_file: SpecFile, /, *, options: ReviewOptions, as_json: AsJson = 
 
 
 def _announce(address: str) -> None:
-    print(f"assay: open {address} (Ctrl-C ends the review)", file=sys.stderr, flush=True)
+    say(f"assay: open {address} (Ctrl-C ends the review)")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from cyclopts import Group
 
 from pipeline.cache import cache_dir
-from pipeline.cli.app import Exit, new_app, print_result, shown_by, spec_in
+from pipeline.cli.app import Exit, new_app, print_result, say, shown_by, spec_in
 from pipeline.cli.parameters import AsJson, SpecFile, Verb, with_flags, words_of
 from pipeline.errors import option_error
 from pipeline.options import InitOptions, RunOptions
@@ -140,7 +140,7 @@ def _submit_and_follow(spec: JobSpec, address: str, flags: Sequence[str]) -> int
     client = connect(address)
     id, is_new = submit(client, spec, address, flags)
     state = "submitted" if is_new else "is already running; following it"
-    print(f"assay: {id} {state}", file=sys.stderr)
+    say(f"assay: {id} {state}")
     log = job_log(sys.stdout, sys.stderr, results="--json" in flags)
     try:
         job = follow(client, id, log.write)
@@ -150,12 +150,12 @@ def _submit_and_follow(spec: JobSpec, address: str, flags: Sequence[str]) -> int
         if wants_stop(id, sys.stderr, sys.stdin):
             client.stop_job(id)  # committed files stay
             next_step = "is being stopped; run the same command to continue"
-        print(f"assay: {id} {next_step}", file=sys.stderr)
+        say(f"assay: {id} {next_step}")
         return Exit.INCOMPLETE
     finally:
         log.close()
     if code := exit_code(job):
-        print(escape_controls(f"assay: {end_line(job)}"), file=sys.stderr)
+        say(escape_controls(f"assay: {end_line(job)}"))
     return code
 
 
