@@ -19,8 +19,8 @@ import duckdb
 import pyarrow as pa
 
 from pipeline.errors import Problem, SpecError, StorageError
-from pipeline.filters.inputs import INPUT
 from pipeline.filters.rule import ALL, OF, FilterRule, Group
+from pipeline.ledger.rows import INPUT
 from pipeline.sources.documents import OK, SKIPPED, TRUNCATED
 from pipeline.sources.rule import ALIAS, SEALED, named, quoted
 from pipeline.spec.filters import DropTopSpec

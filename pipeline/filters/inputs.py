@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import Problem, SpecError, listed
+from pipeline.ledger.rows import INPUT
 from pipeline.sources.delimited import columns_of
 from pipeline.sources.documents import TooLong
 from pipeline.sources.id_text import id_text
@@ -23,7 +24,6 @@ from pipeline.sources.source import read_rows
 from pipeline.sources.streams import Options, reading
 from pipeline.sources.tables import TABLES, opened_table
 
-INPUT = "doc"  # the column of the input's columns, which are strings
 SAMPLE_ROWS = 100_000  # read of files without a header, until one has a value in the column
 _HEADED = (*TABLES, "csv", "tsv")  # the formats whose files name their columns
 FILES_AT_ONCE = 16

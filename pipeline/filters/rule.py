@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from pipeline.errors import Option, Problem, SpecError
-from pipeline.filters.inputs import INPUT
 from pipeline.filters.labelled import LabelledRows
 from pipeline.filters.side_table import JOINED, SideTable
+from pipeline.ledger.rows import INPUT
 from pipeline.ledger.snapshots import SnapshotTask
 from pipeline.sources.rule import (
     Expression,

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pydantic import InstanceOf, PlainSerializer
 
 from pipeline.ledger.columns import LABELS_TYPE
-from pipeline.ledger.rows import TEXT_COLUMN
+from pipeline.ledger.rows import INPUT, TEXT_COLUMN
 
 # The start of a formula: https://owasp.org/www-community/attacks/CSV_Injection. With apostrophes
 # before it, it is one that was defused.
@@ -37,16 +37,16 @@ class FlatColumn:
 def flat_columns(schema: pa.Schema) -> tuple[FlatColumn, ...]:
     """The columns for the rows of a schema of `open_labels`, which may also have the text.
 
-    A name is the parts of its source joined by underscores. A column `label` or `labels` has the
-    name of what it is in: `toxic` is the answer to the task `toxic`. Law: no two names are equal,
-    also without regard to case. Where they would be, the columns of documents come first, then the
-    answers of tasks, then the rest in order; the others end in `_2`, `_3`, ...
+    A name is the parts of its source joined by underscores. The `label` or `labels` of a task has
+    its name: `toxic` is the answer to the task `toxic`. Law: no two names are equal, also without
+    regard to case. Where they would be, the columns of documents come first, then the answers of
+    tasks, then the rest in order; the others end in `_2`, `_3`, ...
     """
     leaves = [leaf for field in schema for leaf in _leaves((field.name,), field.type)]
 
     def rank(leaf: tuple[tuple[str, ...], pa.DataType]) -> int:
         source, _ = leaf
-        return 0 if len(source) == 1 else 1 if source[1:] in (("label",), ("labels",)) else 2
+        return 0 if len(source) == 1 else 1 if _is_answer(source) else 2
 
     names: dict[tuple[str, ...], str] = {}
     taken: set[str] = set()
@@ -144,9 +144,12 @@ def _leaves(
 def _name(source: tuple[str, ...]) -> str:
     if source == (TEXT_COLUMN,):
         return TEXT_COLUMN.lstrip("_")
+    return "_".join(source[:-1] if _is_answer(source) else source)
+
+
+def _is_answer(source: tuple[str, ...]) -> bool:
     # — a label of a task may be called `label`, too: its probability is below `p`
-    is_answer = len(source) == 2 and source[-1] in ("label", "labels")
-    return "_".join(source[:-1] if is_answer else source)
+    return source[0] != INPUT and source[1:] in (("label",), ("labels",))
 
 
 def _in_few_digits(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:

@@ -35,6 +35,7 @@ DOCUMENT_SCHEMA = pa.schema(
 )
 # The text, where rows are joined with it. No task has a name that begins with an underscore.
 TEXT_COLUMN = "_text"
+INPUT = "doc"  # the column of the input's columns, which are strings; no task has this name
 # What is read ahead: files hide the store's latency, and the rows of their shards take memory.
 FILES_AHEAD = 32
 ROWS_AHEAD = 500_000

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipeline.filters.inputs import INPUT
-from pipeline.ledger.rows import TEXT_COLUMN
+from pipeline.ledger.rows import INPUT, TEXT_COLUMN
 from pipeline.report.console import Part, printed, truncate
 
 if TYPE_CHECKING:

@@ -29,7 +29,6 @@ from pipeline.evaluation.survey import (
 )
 from pipeline.filters.decisions import Decisions, decided
 from pipeline.filters.excerpts import excerpts
-from pipeline.filters.inputs import INPUT
 from pipeline.filters.older_answers import warn_of_older_answers
 from pipeline.filters.result import kept_words
 from pipeline.filters.rule import SnapshotRule
@@ -38,6 +37,7 @@ from pipeline.gold.files import gold_error
 from pipeline.gold.fitted_texts import fitted_texts
 from pipeline.gold.people import Drawn
 from pipeline.hashes import canonical_json, sha256_hex
+from pipeline.ledger.rows import INPUT
 from pipeline.options import ReviewOptions
 from pipeline.review.session import Document
 from pipeline.sources.rule import named

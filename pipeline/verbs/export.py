@@ -24,13 +24,13 @@ from pydantic import InstanceOf, PlainSerializer
 
 from pipeline.errors import Option, StorageError, option_error
 from pipeline.filters.excerpts import excerpts
-from pipeline.filters.inputs import INPUT
 from pipeline.filters.labelled import LabelledRows, with_text
 from pipeline.filters.layout import refuse_own_places, relative_paths, shard_file
 from pipeline.filters.older_answers import warn_of_older_answers
 from pipeline.filters.run import SHARDS_AT_ONCE
 from pipeline.hashes import canonical_json
 from pipeline.ledger.flat import csv_rows, flat_columns, flat_schema, flatten, json_values
+from pipeline.ledger.rows import INPUT
 from pipeline.ledger.snapshot_files import NamedShard
 from pipeline.options import ExportOptions
 from pipeline.runtime.progress import Send, ignore

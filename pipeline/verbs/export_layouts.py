@@ -13,10 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.errors import option_error
-from pipeline.filters.inputs import INPUT
 from pipeline.ledger.columns import CHUNK
 from pipeline.ledger.flat import FlatColumn
-from pipeline.ledger.rows import TEXT_COLUMN
+from pipeline.ledger.rows import INPUT, TEXT_COLUMN
 from pipeline.options import Layout
 from pipeline.sources.rule import named, quoted
 

@@ -19,10 +19,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.errors import AssayError, Option, option_error
-from pipeline.filters.inputs import INPUT, input_values
+from pipeline.filters.inputs import input_values
 from pipeline.filters.labelled import LabelledRows
 from pipeline.ledger.columns import probabilities
-from pipeline.ledger.rows import read_shard, wide_schema
+from pipeline.ledger.rows import INPUT, read_shard, wide_schema
 from pipeline.ledger.snapshots import Contents
 from pipeline.review.session import Document, Pool
 from pipeline.sources.documents import OK

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.ledger.columns import ANSWER_COLUMNS, answers_type
 from pipeline.ledger.flat import flat_columns, flatten, json_values
-from pipeline.ledger.rows import DOCUMENT_SCHEMA, TEXT_COLUMN
+from pipeline.ledger.rows import DOCUMENT_SCHEMA, INPUT, TEXT_COLUMN
 
 TASK = answers_type(ANSWER_COLUMNS, ["toxic", "label", "a.b"])
 RANKED_TASK = answers_type(("label", "top", "levels", "mass", "status"), ["a", "b"])
@@ -42,6 +42,14 @@ def test_a_name_that_is_taken_gets_a_number() -> None:
     assert flat[(TEXT_COLUMN,)] == "text" and flat["text", "label"] == "text_2"
     of_labels = [flat["a", "p", label] for label in ("Yes", "yes", "yes_2")]
     assert of_labels == ["a_p_Yes", "a_p_yes_2", "a_p_yes_2_2"]
+
+
+def test_a_column_of_the_input_is_no_answer_also_if_it_is_called_label() -> None:
+    doc = pa.struct([(name, pa.string()) for name in ("source", "label", "labels")])
+    flat = names(pa.schema([("doc_id", pa.string()), ("toxic", TASK), (INPUT, doc)]))
+    assert [flat[INPUT, name] for name in ("source", "label", "labels")] == [
+        *("doc_source", "doc_label", "doc_labels")
+    ]
 
 
 PARTS = st.text("aA_2p", min_size=1, max_size=4)
