@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import computed_field
 
-from pipeline.errors import Option, Problem, SpecError, StorageError
+from pipeline.errors import Option, Problem, SpecError, StorageError, one_line
 from pipeline.ledger.cells import stored_version
 from pipeline.ledger.dataset import LabelDataset
 from pipeline.ledger.snapshots import Contents, SnapshotTask, contents, headers, snapshot_numbers
@@ -192,7 +192,8 @@ def _database_errors() -> Iterator[None]:
     try:
         yield
     except duckdb.Error as error:
-        raise StorageError(f"the two snapshots cannot be compared: {error}") from error
+        fix = "set TMPDIR to a folder with more room"
+        raise StorageError(f"the snapshots cannot be compared: {one_line(error)}; {fix}") from error
 
 
 def _labels_sql(task: str, version: SnapshotTask) -> str:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.errors import StorageError
+from pipeline.errors import StorageError, one_line
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import documents_key, index_key
 from pipeline.ledger.label_files import METADATA_PREFIX, read_source, table_in, to_parquet
@@ -109,18 +109,19 @@ def shards_with_texts(
     the memory cannot hold.
     """
     known_texts: dict[str, KnownTexts] = {}
-    with (
-        tempfile.TemporaryDirectory(prefix="assay-texts-") as folder,
-        duckdb.connect(
-            f"{folder}/texts.duckdb", config={"memory_limit": JOIN_MEMORY, "threads": JOIN_THREADS}
-        ) as database,
-    ):
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="assay-texts-") as folder,
+            duckdb.connect(
+                f"{folder}/texts.duckdb",
+                config={"memory_limit": JOIN_MEMORY, "threads": JOIN_THREADS},
+            ) as database,
+        ):
 
-        def insert(query: str, entries: pa.Table) -> None:
-            database.register("entries", entries).execute(query)
-            database.unregister("entries")
+            def insert(query: str, entries: pa.Table) -> None:
+                database.register("entries", entries).execute(query)
+                database.unregister("entries")
 
-        try:
             database.execute(_TABLES)
             database.register("sources", pa.table({"sid": pa.array([*sources], pa.string())}))
             asked = 0
@@ -140,8 +141,9 @@ def shards_with_texts(
                 if keep:
                     _append(store, texts)
             rows = database.execute(_JOIN).fetchall()
-        except duckdb.Error as error:
-            raise StorageError(f"the texts of new shards cannot be compared: {error}") from error
+    except duckdb.Error as error:
+        fix = "set TMPDIR to a folder with more room"
+        raise StorageError(f"new texts cannot be compared: {one_line(error)}; {fix}") from error
     for sid, all_texts, source, texts_of_source in rows:
         known = known_texts.setdefault(sid, KnownTexts(int(all_texts)))
         if source is not None:

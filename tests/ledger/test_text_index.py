@@ -7,10 +7,12 @@ from collections.abc import Collection, Mapping
 
 import pyarrow as pa
 import pytest
+from finished import small_files
 from hypothesis import given
 from hypothesis import strategies as st
 from memory_store import MemoryStore, Recording
 
+from pipeline.errors import StorageError
 from pipeline.hashes import short_hash
 from pipeline.ledger import text_index
 from pipeline.ledger.keys import documents_key, index_key
@@ -99,6 +101,12 @@ def test_a_damaged_object_is_named_and_its_shards_are_added_again(
     assert known_texts[sid_of(9)].sources == {sid_of(1): 1}
     assert index_key(2) in caplog.text and "damaged" in caplog.text
     assert [*store.list("index/")][-1].key == index_key(3)
+
+
+def test_a_disk_without_space_for_the_join_is_one_line() -> None:
+    with small_files(), pytest.raises(StorageError, match=r"compared: .* set TMPDIR") as raised:
+        shards_with_texts(MemoryStore(), [], [])
+    assert "\n" not in str(raised.value)
 
 
 def test_two_runs_that_add_objects_at_once_lose_none(store: LocalStore) -> None:

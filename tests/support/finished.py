@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+import resource
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -165,6 +167,17 @@ def commit_all(
 
 def read_parquet(store: Store, key: str) -> pa.Table:
     return pq.read_table(pa.BufferReader(store.read(key)))
+
+
+@contextmanager
+def small_files() -> Iterator[None]:
+    """In this block a file has at most 4 kB, as on a disk that is nearly full."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def rewrite(store: Store, key: str, data: bytes) -> None:
