@@ -9,5 +9,6 @@ from pathlib import Path
 def cache_dir() -> Path:
     """`ASSAY_CACHE`, or `assay` below the user's cache folder. An empty variable is not set."""
     if named := os.environ.get("ASSAY_CACHE"):
-        return Path(os.path.expanduser(named))
+        # — absolute, because a worker of a cluster has another working folder
+        return Path(os.path.abspath(os.path.expanduser(named)))
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "assay"

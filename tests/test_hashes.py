@@ -129,6 +129,8 @@ def test_a_named_cache_needs_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "home", no_home)
     monkeypatch.setenv("ASSAY_CACHE", "/x/models")
     assert cache_dir() == Path("/x/models")
+    monkeypatch.setenv("ASSAY_CACHE", "models")  # — workers have another working folder
+    assert cache_dir() == Path.cwd() / "models"
 
 
 def test_a_cache_that_cannot_be_written_is_named_with_the_way_out(tmp_path: Path) -> None:
