@@ -112,14 +112,16 @@ class Decisions:
             for which in ("not _dropped", "_dropped")
             for of in counted
         )
-        place = "row_number() over (order by count(*) desc, name)"
-        shown = f"if(place <= {most}, name, {quoted(OTHERS)})" if most else "name"
+        place = "row_number() over (order by count(*) desc, _name)"
+        shown = f"if(_place <= {most}, _name, {quoted(OTHERS)})" if most else "_name"
         rows = self.rows(
             f"""
-            with sizes as (select {group} as name, {place} as place from documents group by name),
-            places as (select *, {shown} as shown from sizes)
-            select shown, {", ".join(sums)}
-            from documents join places on {group} = name group by shown order by max(place)
+            with sizes as (
+                select {group} as _name, {place} as _place from documents group by _name
+            ),
+            places as (select *, {shown} as _shown from sizes)
+            select _shown, {", ".join(sums)}
+            from documents join places on {group} = _name group by _shown order by max(_place)
             """
         )
         return {name: (Size(*row[:3]), Size(*row[3:])) for name, *row in rows}
@@ -216,9 +218,9 @@ def _limits(part: str, share: float) -> str:
     exact.
     """
     return f"""
-        select part, n, _score from (
-            select {part} as part, _score, count(*) over (partition by part) as n,
-                row_number() over (partition by part order by _score) as place
+        select _of, n, _score from (
+            select {part} as _of, _score, count(*) over (partition by _of) as n,
+                row_number() over (partition by _of order by _score) as place
             from answers where _ranked
         ) where place = n - floor(n * {Decimal(str(share)):f})
     """
@@ -236,7 +238,7 @@ def _thresholds(table: Decisions, top: DropTopSpec) -> Thresholds:
         raise SpecError([Problem(OF, fix, top.of)])
     own = f"n >= {top.smallest}" if top.by else "false"
     table.rows(
-        f"create table thresholds as select part as _part, _score as of_part "
+        f"create table thresholds as select _of as _part, _score as _of_part "
         f"from ({_limits('_part', top.share)}) where {own}"
     )
     return Thresholds(whole[0][-1], dict(table.rows("from thresholds order by _part")))
@@ -252,9 +254,9 @@ def _decisions_view(rule: FilterRule, on_error: str, thresholds: Thresholds | No
     of_failed = "'on_error: ' || _failed" if on_error == "drop" else "null::VARCHAR"
     reasons, words = [], []
     if rule.conditions:
-        verdict = "if(kept is null, 'keep is null: ', 'keep is false: ')"
+        verdict = "if(_kept is null, 'keep is null: ', 'keep is false: ')"
         broken = [
-            f"case when kept is not true and _keep_{n} is not distinct from kept then {sql} end"
+            f"case when _kept is not true and _keep_{n} is not distinct from _kept then {sql} end"
             for n, sql in enumerate(map(quoted, rule.conditions))
         ]
         reasons += [f"{verdict} || {condition}" for condition in broken]
@@ -263,20 +265,21 @@ def _decisions_view(rule: FilterRule, on_error: str, thresholds: Thresholds | No
     if rule.score is not None:
         name = quoted(f"drop_top: {rule.score.text}")
         limit = f"printf('%.{_DIGITS}g', _threshold) || if(_part = '', '', ' in ' || _part)"
-        reasons.append(f"case when is_above then {name} || ' is above its threshold' end")
-        words.append(f"case when is_above then {name} || ' > ' || {limit} end")
+        reasons.append(f"case when _is_above then {name} || ' is above its threshold' end")
+        words.append(f"case when _is_above then {name} || ' > ' || {limit} end")
     return f"""
         create view documents as
         with judged as ({_judged(rule, thresholds)}),
         reasoned as (
             select *,
-                if(_failed is null, kept is not true or is_above, {on_error == "drop"}) as _dropped,
-                if(_failed is null, [{", ".join(reasons)}], [{of_failed}]) as each,
-                if(_failed is null, concat_ws('; ', {", ".join(words)}), {of_failed}) as whole
+                if(_failed is null, _kept is not true or _is_above, {on_error == "drop"})
+                    as _dropped,
+                if(_failed is null, [{", ".join(reasons)}], [{of_failed}]) as _each,
+                if(_failed is null, concat_ws('; ', {", ".join(words)}), {of_failed}) as _whole
             from judged
         )
-        select * exclude (each, whole, kept, is_above), coalesce(whole, '') as _why,
-            [reason for reason in each if reason is not null] as _reasons
+        select * exclude (_each, _whole, _kept, _is_above), coalesce(_whole, '') as _why,
+            [reason for reason in _each if reason is not null] as _reasons
         from reasoned
     """
 
@@ -285,10 +288,10 @@ def _judged(rule: FilterRule, thresholds: Thresholds | None) -> str:
     """A query: `answers` with the verdict of `keep`, and whether the score is too high."""
     kept = " and ".join(f"_keep_{n}" for n in range(len(rule.conditions))) or "true"
     if thresholds is None:
-        return f"select *, {kept} as kept, false as is_above from answers"
+        return f"select *, {kept} as _kept, false as _is_above from answers"
     return f"""
-        select *, {kept} as kept, coalesce(_score > _threshold, false) as is_above from (
-            select answers.*, coalesce(of_part, {number(thresholds.otherwise)}) as _threshold
+        select *, {kept} as _kept, coalesce(_score > _threshold, false) as _is_above from (
+            select answers.*, coalesce(_of_part, {number(thresholds.otherwise)}) as _threshold
             from answers left join thresholds using (_part)
         )
     """

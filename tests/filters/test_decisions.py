@@ -156,3 +156,22 @@ def test_a_document_is_ranked_where_the_score_is_asked_whatever_other_questions_
     with decided(FilterRule.of(spec, tasks, rows.schema), [rows], "keep") as table:
         dropped_rows = [n for n, of in enumerate(table.of_shard(0)["_dropped"].to_pylist()) if of]
     assert dropped_rows == [*range(90, 100)]
+
+
+@pytest.mark.parametrize(
+    "task",
+    ["each", "is_above", "kept", "name", "of_part", "part", "place", "shown", "whole"],
+)
+def test_a_task_may_have_any_name(task: str) -> None:
+    """`drop_top` drops the highest of five scores of each decade, and `keep` the lowest."""
+    names = [task if name == "toxic" else name for name in SCHEMA.names]
+    scores = (0.1, 0.2, 0.3, 0.4, 0.5)
+    rows = rows_of([("ok", "ok", p, year) for year in ("2021", "1999") for p in scores])
+    rows = pa.RecordBatch.from_arrays(rows.columns, names)
+    top = {"share": 0.2, "of": f"{task}.p.toxic", "by": DECADE, "smallest": 1}
+    spec = FilterSpec(keep=f"{task}.p.toxic > 0.1", drop_top=top)
+    with decided(FilterRule.of(spec, {task: None}, rows.schema), [rows], "drop") as table:
+        dropped_rows = [n for n, of in enumerate(table.of_shard(0)["_dropped"].to_pylist()) if of]
+        assert table.of_shard(0).select(names) == pa.Table.from_batches([rows])
+        assert table.sizes("_part", 9).keys() == {"202", "199"}
+    assert dropped_rows == [0, 4, 5, 9]
