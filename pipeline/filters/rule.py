@@ -6,6 +6,7 @@ Entry points: `SnapshotRule` for the last snapshot, `FilterRule` for other rows.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from pipeline.sources.rule import (
     Expression,
     Rule,
     fields_in,
+    named,
     one_line,
     parsed,
     quoted,
@@ -167,7 +169,12 @@ def group_sql(by: str, tasks: Mapping[str, SnapshotTask]) -> str:
     """A group as SQL: the name of a task means its label, or its labels, which are no group."""
     if by not in tasks:
         return by
-    return f"{by}.labels" if "labels" in tasks[by].columns else f"{by}.label"
+    names = [by, "labels" if "labels" in tasks[by].columns else "label"]
+    plain = ".".join(names)
+    with suppress(SpecError):
+        if references(parsed(plain, BY)) == [names]:
+            return plain
+    return named(*names)  # — a word of SQL, such as `order`
 
 
 def _fields(column: str, texts: Iterable[tuple[str, str]]) -> list[str]:

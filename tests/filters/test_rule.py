@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.filters.rule import conjuncts, probabilities_in
+from pipeline.filters.rule import conjuncts, group_sql, probabilities_in
+from pipeline.ledger.snapshots import SnapshotTask
 
 
 @pytest.mark.parametrize(
@@ -41,3 +42,13 @@ def test_a_probability_is_named_by_its_task_and_label(
 ) -> None:
     expected = [(name, name) if isinstance(name, str) else name for name in named]
     assert probabilities_in(text, place="of") == expected
+
+
+@pytest.mark.parametrize("task", ["order", "check", "true", "topic"])
+def test_a_task_is_a_group_also_if_its_name_is_a_word_of_sql(task: str) -> None:
+    tasks = {task: SnapshotTask("", ("a", "b")), "tags": SnapshotTask("", ("c",), ("labels",))}
+    sql = "topic.label" if task == "topic" else f'"{task}"."label"'
+    assert (group_sql(task, tasks), group_sql("tags", tasks)) == (sql, "tags.labels")
+    assert probabilities_in(group_sql(task, tasks).replace("label", "p") + ".a", place="by") == [
+        (task, "a")
+    ]
