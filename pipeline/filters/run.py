@@ -34,6 +34,7 @@ from pipeline.ledger.rows import TEXT_COLUMN
 from pipeline.ledger.snapshot_files import NamedShard
 from pipeline.options import FilterOptions, OnError
 from pipeline.sources.shards import Shard
+from pipeline.sources.source import check_unchanged
 from pipeline.spec.locations import table_at
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.local import LocalStore, drop_unfinished
@@ -206,7 +207,9 @@ def split_shard(
     verify(data, table.column("doc_id"))
     kept_inside = np.zeros(shard.rows, np.bool_)  # a run with a condition has some of these rows
     kept_inside[rows.to_numpy() - shard.piece.start_row] = ~dropped.to_numpy(zero_copy_only=False)
-    return data, kept_rows(shard, options, kept_inside)
+    kept = kept_rows(shard, options, kept_inside)
+    check_unchanged(shard, options)  # — the texts above are of an earlier read
+    return data, kept
 
 
 def _manifest(job: _Filter, table: Decisions, result: FilterResult) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from finished import Corpus, finish, finish_folder, label_file, toy_fingerprints
 from pipeline.errors import FailedRowsError, SpecError, StorageError
 from pipeline.filters.result import FilterResult
 from pipeline.filters.run import filter_corpus
+from pipeline.filters.writers import kept_rows
 from pipeline.ledger import rows
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.label_files import LabelFile
@@ -185,6 +186,23 @@ def test_an_input_that_changed_since_is_refused_by_name(own_folder: Path) -> Non
     ):
         filtered_with(own_folder, keep=KEEP)
     assert not any(name.startswith(("kept", "filters")) for name in state(own_folder))
+
+
+def test_an_input_that_changes_between_its_two_reads_is_not_copied(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changed_first(shard: Shard, *args: Any) -> bytes:
+        path = Path(shard.path)
+        new = own_folder / "new"
+        new.write_text(path.read_text().replace('"lang"', '"kind"') + "\n")
+        new.replace(path)
+        return kept_rows(shard, *args)
+
+    monkeypatch.setattr("pipeline.filters.run.kept_rows", changed_first)
+    monkeypatch.setattr("pipeline.filters.run.SHARDS_AT_ONCE", 1)
+    with pytest.raises(StorageError, match="changed while the job ran"):
+        filtered_with(own_folder, keep=KEEP)
+    assert not list((own_folder / "to" / "kept").rglob("*.jsonl"))
 
 
 def add_table(folder: Path, name: str, table: pa.Table, damaged: str = "") -> None:
