@@ -184,10 +184,18 @@ def _kept_batches(batches: Iterable[pa.RecordBatch], keep: Keep) -> Iterator[pa.
     for batch in batches:
         mask = keep[position : position + batch.num_rows]
         if mask.any():
-            yield batch.filter(pa.array(mask))
+            yield _filtered(batch, mask)
         position += batch.num_rows
         if position >= end:
             return
+
+
+def _filtered(batch: pa.RecordBatch, mask: Keep) -> pa.RecordBatch:
+    try:
+        return batch.filter(pa.array(mask))
+    except pa.ArrowNotImplementedError:  # — of string views, as Polars writes them
+        runs = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
+        return pa.concat_batches([batch.slice(start, end - start) for start, end in runs])
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:

@@ -165,6 +165,18 @@ def test_rows_of_arrow_batches_with_different_dictionaries_are_kept(tmp_path: Pa
     assert table["id"].to_pylist() == ["0", "2", "3", "4"]
 
 
+def test_rows_of_string_views_are_kept(tmp_path: Path) -> None:
+    views = pa.array(["a", "b", "c", "d", None], pa.string_view())
+    table = pa.table({"text": views, "id": range(5), "of": [{"x": n} for n in range(5)]})
+    path = tmp_path / "c.arrow"
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        writer.write_table(table)
+    (shard,) = shards_of(path, 64_000_000)
+    keep = np.array([True, True, False, True, True])
+    kept = pq.read_table(io.BytesIO(kept_rows(shard, {}, keep)))
+    assert kept.to_pylist() == [row for row in table.to_pylist() if row["id"] != 2]
+
+
 def test_a_parquet_file_keeps_its_schema_and_codecs(tmp_path: Path) -> None:
     schema = pa.schema(
         [
