@@ -16,7 +16,7 @@ from pipeline.sources.jsonl import conversion, object_rows, object_units
 from pipeline.sources.listing import FileInfo
 from pipeline.sources.records import wet_rows, wet_units
 from pipeline.sources.shards import ObjectVersion, Shard, Unit
-from pipeline.sources.streams import Options, decompressed, opened
+from pipeline.sources.streams import Options, decompressed, opened, reading
 from pipeline.sources.tables import table_rows, table_units
 from pipeline.sources.text_files import LFS_POINTER, text_rows, text_units
 from pipeline.sources.webdataset import tar_rows, tar_units
@@ -84,7 +84,7 @@ def foreign_content(path: str, format: str, options: Options) -> str | None:
     """The actual kind of a file that cannot be read, with the fix; None if it is unknown."""
     heads = []
     for opening in (opened(path, options), decompressed(path, format, options)):
-        with suppress(OSError, EOFError, StorageError), opening as stream:
+        with suppress(StorageError), reading(path), opening as stream:
             heads.append(stream.read(CONTENT_BYTES).lstrip().lower())
     for starts, content, parts in _CONTENTS:
         if set(parts).isdisjoint(format.split(".")) and any(h.startswith(starts) for h in heads):

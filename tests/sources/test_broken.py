@@ -118,6 +118,10 @@ def test_a_row_that_cannot_be_read_says_why_and_the_others_are_read(
         ("a.tar", b"<!DOCTYPE html>\n<html>", "it is an HTML page; download the file itself"),
         ("a.arrow", b"PAR1" + bytes(100), "it is Parquet; name it .parquet"),
         *(
+            (f"a.{format}.gz", gzip.compress(b"text\n", mtime=0)[:10] + b"\xff" * 9, "Error -3")
+            for format in ("csv", "jsonl")
+        ),
+        *(
             (
                 "a.warc.wet.gz",
                 gzip.compress(wet_record(b"content", length=n), mtime=0),
