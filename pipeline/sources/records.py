@@ -47,8 +47,12 @@ def file_segments(
     if family not in DELIMITERS:  # a record is a line; one of white space is none
         return _segments(_blocks(stream, size_bytes), re.compile(rb"\n"), None)
     quote = rb'|(?<=[%b\r\n])"' % DELIMITERS[family] if is_quoted(format, quoted) else b""
-    end = re.compile(rb"\r\n?|\n" + quote)
-    return _segments(_blocks(stream, size_bytes), end, b"\r\n" + codecs.BOM_UTF8)
+    end, blocks = re.compile(rb"\r\n?|\n" + quote), _blocks(stream, size_bytes)
+    first = next(blocks, b"")
+    # — a part of its own: a quote behind it begins a field
+    mark = codecs.BOM_UTF8 if size_bytes is None and first.startswith(codecs.BOM_UTF8) else b""
+    rest = _segments(chain([first.removeprefix(mark)], blocks), end, b"\r\n")
+    return chain([StreamPart(mark, ends=False, blank=True)], rest)
 
 
 def file_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:

@@ -26,6 +26,7 @@ HEADER = "text,id\n"
 PIECES = st.sampled_from(
     ['"', '""', ",", "\t", "\n", "\r", "\r\n", "a", " ", "é", "\x00", "\x85", ',"', '",', "b,c\n"]
 )
+MARKS = st.sampled_from(["\ufeff", "\ufefb", '\ufeff"'])
 
 
 def rows_of(data: str, delimiter: str, *, quoted: bool) -> list[tuple[list[str], bool]]:
@@ -53,7 +54,7 @@ def rows_of(data: str, delimiter: str, *, quoted: bool) -> list[tuple[list[str],
 
 
 @given(
-    st.lists(PIECES, max_size=25).map("".join),
+    st.lists(PIECES | MARKS, max_size=25).map("".join),
     st.sampled_from(["csv", "tsv"]),
     st.sampled_from([None, True, False]),
     st.integers(1, 2_000),
@@ -61,6 +62,7 @@ def rows_of(data: str, delimiter: str, *, quoted: bool) -> list[tuple[list[str],
 )
 @example('"a""\n\r', "csv", None, 1, 2)
 @example('"a\nb\tc\nd"', "tsv", None, 1, 2)
+@example('\ufefb\n\ufeff"a\nb",c\n', "csv", None, 1, 2_000)
 def test_the_rows_of_all_shards_are_those_of_the_csv_module(
     body: str, format: str, quoting: bool | None, target_bytes: int, block_bytes: int
 ) -> None:
@@ -90,6 +92,12 @@ def test_a_byte_order_mark_and_every_kind_of_newline_are_read(
     documents = pa.concat_tables(map(all_documents, cut(input_object, Columns("text", "id"), 1)))
     assert documents.column("doc_id").to_pylist() == ["1", "2"]
     assert documents.column("text").to_pylist() == [f"two{newline.decode()}lines", 'a "word"']
+
+
+def test_a_quoted_name_behind_a_byte_order_mark_may_have_a_newline(write: Write) -> None:
+    input_object = write("a.csv", '\ufeff"my\ntext",id\none,1\n'.encode())
+    (shard,) = cut(input_object, Columns("my\ntext", "id"), 3000)
+    assert all_documents(shard).column("text").to_pylist() == ["one"]
 
 
 @pytest.mark.parametrize(
