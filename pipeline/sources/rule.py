@@ -48,7 +48,10 @@ class Expression:
         tree = parsed(text, place)
         structs = [field.type.names for field in schema if pa.types.is_struct(field.type)]
         for names in (schema.names, *structs):
-            if twins := [n for n in names if [*map(str.lower, names)].count(n.lower()) > 1]:
+            lower = [
+                name.encode().lower() for name in names
+            ]  # — DuckDB ignores case of ASCII alone
+            if twins := [n for n, own in zip(names, lower, strict=True) if lower.count(own) > 1]:
                 raise self._wrong(f"SQL takes {listed(twins)} for one name; rename one of them")
         nulls = [pa.nulls(1, field.type) for field in schema]
         self._check(self._evaluated(pa.RecordBatch.from_arrays(nulls, schema=schema), text).type)

@@ -142,6 +142,12 @@ def test_times_are_of_utc_on_every_machine(zone: str, monkeypatch: pytest.Monkey
         time.tzset()
 
 
+def test_names_that_differ_in_case_beyond_ascii_are_two_columns() -> None:
+    rows = pa.RecordBatch.from_pylist([{"doc": {"É": "1", "é": "2"}}])
+    rule = Rule("doc.É = '1' and doc.é = '2'", rows.schema, place="filter.keep")
+    assert rule.verdicts(rows).to_pylist() == [True]
+
+
 def test_no_rows_have_no_verdicts() -> None:
     assert make_rule("n_chars > 1").verdicts(ROWS.slice(0, 0)).to_pylist() == []
 
