@@ -255,7 +255,7 @@ def _check_types(version: ObjectVersion, schema: pa.Schema) -> None:
     )
     for key, name, may_be, fix in columns:
         if name is not None and not may_be(kind := schema.field(name).type):
-            cast = f"SELECT * REPLACE (CAST({name!r} AS VARCHAR) AS {name!r})"
+            cast = f'SELECT * REPLACE (CAST("{name}" AS VARCHAR) AS "{name}")'
             fix = f"{version.path} has {kind} there; {fix}, or write a copy with it cast: {cast}"
             raise SpecError([Problem(f"input.{key}", fix, name)])
 
