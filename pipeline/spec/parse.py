@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from pipeline.errors import Option, Problem, SpecError
 from pipeline.local_files import read_whole
 from pipeline.spec.locations import Number
-from pipeline.spec.problems import as_written, problems_of
+from pipeline.spec.problems import as_written, problems_of, task_at
 from pipeline.spec.schema import JobSpec
 
 MAX_SPEC_BYTES = 16 * 1024 * 1024
@@ -48,7 +48,9 @@ def load_spec(path: str | Path) -> JobSpec:
         'out/my_corpus'
     """
     if re.search(
-        r"\.(csv|tsv|jsonl|ndjson|parquet|arrow|tar|txt)(\.\w+)?$", str(path), re.IGNORECASE
+        r"\.(csv|tsv|jsonl|ndjson|parquet|arrow|tar|txt)(\.(?!ya?ml$)\w+)?$",
+        str(path),
+        re.IGNORECASE,
     ):
         fix = "is data, and not a spec; `assay init DATA` writes a spec for it"
         raise SpecError([Problem(str(path), fix)])
@@ -151,17 +153,26 @@ def _content(node: yaml.Node, place: str, lines: dict[str, int]) -> Any:
     if isinstance(node, yaml.SequenceNode):
         return [below(str(index), item, item) for index, item in enumerate(node.value)]
     if not isinstance(node, yaml.MappingNode):
-        number = tag in ("int", "float")
-        return None if tag == "null" else Number(node.value) if number else node.value
+        number, text = tag in ("int", "float"), _text(node)
+        return None if tag == "null" else Number(text) if number else text
     content: dict[str, Any] = {}
     for key, value in node.value:
         line = key.start_mark.line + 1
         if not isinstance(key, yaml.ScalarNode):
             raise yaml.YAMLError(f"a key is one word, line {line}")
-        if key.value in content:
-            raise yaml.YAMLError(f"{key.value!r} occurs twice, line {line}; keep one")
-        content[key.value] = below(key.value, key, value)
+        if (name := _text(key)) in content:
+            raise yaml.YAMLError(f"{name!r} occurs twice, line {line}; keep one")
+        content[name] = below(name, key, value)
     return content
+
+
+def _text(node: yaml.ScalarNode) -> str:
+    """The text of a node: JSON writes a character as two escapes, which YAML leaves apart."""
+    try:
+        return str(node.value).encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        line = node.start_mark.line + 1
+        raise yaml.YAMLError(f"half of a surrogate pair is not a character, line {line}") from None
 
 
 def _malformed(error: yaml.MarkedYAMLError) -> str:
@@ -203,12 +214,9 @@ def _with_lines(
 
 def _task(parts: Sequence[str], content: Mapping[str, Any]) -> str:
     """`, task 'topic'` for a place inside a task with a name; the name itself is shown anyway."""
-    match parts:
-        case ["tasks", index, key, *_] if index.isdecimal() and key != "name":
-            task = content["tasks"][int(index)]
-            name = task.get("name") if isinstance(task, Mapping) else None
-            return f", task {name!r}" if isinstance(name, str) else ""
-    return ""
+    task = task_at(parts, content)
+    name = task.get("name") if isinstance(task, Mapping) and parts[2] != "name" else None
+    return f", task {name!r}" if isinstance(name, str) else ""
 
 
 def as_spec(spec: str | Path | Mapping[str, Any] | JobSpec) -> JobSpec:

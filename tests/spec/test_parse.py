@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,6 +168,10 @@ def test_of_another_file_only_the_start_is_shown(tmp_path: Path) -> None:
         (SMALLEST + "prompt: a: b\n", "a second `: `; put a text with a colon in quotes, line 8"),
         (SMALLEST + "? [a, b]\n: c\n", "a key is one word, line 8"),
         (SMALLEST + "filter: !!binary x\n", "no type 'binary' in a spec, line 8"),
+        (
+            SMALLEST + 'prompt: {system: "\\ud83d"}\n',
+            "half of a surrogate pair is not a character, line 8",
+        ),
     ],
 )
 def test_yaml_that_is_not_plain_is_one_line_that_names_the_file(text: str, reason: str) -> None:
@@ -271,3 +276,31 @@ def test_data_in_place_of_a_spec_is_named(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"id,text\n1,\xff: a: b\n")
     with pytest.raises(SpecError, match="is data, and not a spec; `assay init DATA` writes"):
         load_spec(tmp_path / name)
+
+
+def test_a_spec_may_have_the_name_of_its_data_before_its_own_ending(tmp_path: Path) -> None:
+    (tmp_path / "a.csv.yaml").write_text(SMALLEST)
+    assert load_spec(tmp_path / "a.csv.yaml").name == parse_spec(SMALLEST).name
+
+
+def test_a_character_may_be_two_escapes_as_json_writes_it() -> None:
+    text = json.dumps(
+        {
+            "name": "a",
+            "model": {"path": "m"},
+            "input": {"path": "in"},
+            "output": "out",
+            "tasks": [{"name": "t", "question": "Is it 😀?", "labels": ["😀", "b"]}],
+        }
+    )
+    [task] = parse_spec(text).tasks
+    assert (task.question, [*task.labels]) == ("Is it 😀?", ["😀", "b"])
+
+
+@pytest.mark.parametrize("key", ["tasks.0.x", "tasks.7.x", "model.path"])
+@pytest.mark.parametrize("rest", ["", "tasks: {}\n", "tasks: [{name: a}]\n"])
+def test_a_key_with_dots_is_one_line(key: str, rest: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(f"name: a\n{key}: 1\n{rest}")
+    (problem,) = (each for each in caught.value.problems if each.place == key)
+    assert problem.fix.startswith("no such key") and problem.where.startswith("spec, line 2")
