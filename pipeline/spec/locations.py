@@ -78,6 +78,10 @@ class Number(str):
         return str(self)
 
 
+# In an option, a text would be true: `anon: no` would be anonymous.
+_BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
 def _as_options(value: object) -> object:
     """The options as fsspec takes them, with the numbers and booleans of a spec's YAML."""
     if isinstance(value, Mapping):
@@ -86,7 +90,7 @@ def _as_options(value: object) -> object:
         return [_as_options(inner) for inner in value]
     if isinstance(value, Number):
         return value.value
-    return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
+    return _BOOLEANS.get(value.lower(), value) if isinstance(value, str) else value
 
 
 def _without_secrets(value: Any) -> Any:

@@ -28,6 +28,7 @@ tasks: [{{name: a, question: Why, labels: [x, y]}}]
     [
         ("{}", {}),
         ("{anon: true, use_ssl: false}", {"anon": True, "use_ssl": False}),
+        ("{anon: no, use_ssl: False, x: [ON]}", {"anon": False, "use_ssl": False, "x": [True]}),
         (
             "{endpoint_url: http://store:9000, profile: me}",
             {"endpoint_url": "http://store:9000", "profile": "me"},
