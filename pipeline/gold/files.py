@@ -154,13 +154,15 @@ def is_beginning(line: bytes) -> bool:
     """Whether this is the beginning of a line of JSON, cut anywhere, as a crash leaves one."""
     text = line.decode(errors="ignore")
     try:
-        json.loads(text)
+        parse_json(text)
     except json.JSONDecodeError as error:
         remainder = text[error.pos :]
         in_text = error.msg.startswith("Unterminated string")
         in_escape = error.msg.startswith("Invalid \\u") and '"' not in remainder
         # — else in a word or a number, or between two values
         return text.startswith("{") and bool(in_text or in_escape or _WORD.fullmatch(remainder))
+    except ValueError:  # — nested too deeply, or a number of too many digits
+        return False
     return False
 
 

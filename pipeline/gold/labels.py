@@ -147,11 +147,14 @@ def read_gold(path: str | None, spec: JobSpec, tasks: Sequence[str] = ()) -> Gol
         fix = "is an audit, whose labels are drop and keep; `assay eval` and `assay "
         raise gold_error(source, f"{fix}report` read it")
     rows = label_columns(in_file, chosen)
+    # — a review writes tasks and labels as the spec has them, and each document's hash
+    of_review = rows is not in_file
+    if of_review and not rows.rows:
+        fix = f"people gave no labels for {', '.join(task.name for task in chosen)} in this file"
+        raise gold_error(source, f"{fix}; label some (assay review), or name other tasks: --task")
     if not rows.rows:
         fix = f"has no rows; gold labels are a file ({_FORMATS}) or another run's output"
         raise gold_error(source, fix)
-    # — a review writes tasks and labels as the spec has them, and each document's hash
-    of_review = rows is not in_file
     gold_spec = GoldSpec() if of_review else spec.gold
     by, keys, texts = _documents(rows, spec, gold_spec, by_hash=of_review)
     scores = gold_spec.score_columns(spec.tasks)
@@ -165,7 +168,7 @@ def read_gold(path: str | None, spec: JobSpec, tasks: Sequence[str] = ()) -> Gol
     used |= {column for _, column in columns}
     unused = tuple(name for name in rows.columns if name not in used)
     counts = GoldCounts(source, by, len(keys), unused=unused)
-    gold = Gold(counts, keys, _asked(labels, tasks), texts, rows.chosen)
+    gold = Gold(counts, keys, _asked(labels, tasks, source), texts, rows.chosen)
     return _without_repeats(gold)
 
 
@@ -221,9 +224,16 @@ def _read_as(task: TaskSpec, named: Collection[str], names: Collection[str]) -> 
     return own if own and has_own else (task,)
 
 
-def _asked(tasks: Mapping[str, GoldTask], asked: Sequence[str]) -> dict[str, GoldTask]:
-    """The gold of the tasks and parts with these names; by default all."""
-    return {n: gold for n, gold in tasks.items() if not asked or n in asked or task_of(n) in asked}
+def is_asked(name: str, asked: Collection[str]) -> bool:
+    """Whether a task, or a part of one, is among these tasks and parts; () is all."""
+    return not asked or name in asked or task_of(name) in asked
+
+
+def _asked(tasks: Mapping[str, GoldTask], asked: Sequence[str], source: str) -> dict[str, GoldTask]:
+    """The gold of the tasks and parts with these names; SpecError for a name without gold."""
+    if absent := [name for name in asked if not any(is_asked(n, [name]) for n in tasks)]:
+        raise gold_error(source, f"has no labels for {', '.join(absent)}; name other tasks: --task")
+    return {name: gold for name, gold in tasks.items() if is_asked(name, asked)}
 
 
 def _without_repeats(gold: Gold) -> Gold:
@@ -355,7 +365,7 @@ def _read_teacher(
         for task, column in columns:
             labels = teacher.labels[column]
             tasks |= teacher_tasks(batch.column(column), labels, task, gold_spec.values, source)
-        tasks = _asked(tasks, asked)
+        tasks = _asked(tasks, asked, source)
         answered = np.any([task.truth != UNLABELLED for task in tasks.values()], axis=0)
         kept = np.flatnonzero(answered)
         keys += batch.column(by).take(pa.array(kept)).to_pylist()

@@ -30,7 +30,11 @@ SHOWN_PROBLEMS, SHOWN_LABELS = 10, 12
 # In the column of a task of kind `multi`: between labels, and instead of labels where none applies.
 BETWEEN, NONE = ";", "-"
 Meanings = Mapping[str, Sequence[str]]  # labels, by the value that means them
-_YES_OR_NO = {"true": YES, "1": YES, "false": NO, "0": NO}  # in the column of one label
+# In the column of one label. pandas writes True, and 1.0 where another row has no value.
+_YES_OR_NO = {
+    **dict.fromkeys(("true", "True", "1", "1.0"), YES),
+    **dict.fromkeys(("false", "False", "0", "0.0"), NO),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,6 +231,16 @@ def test_verbs_read_the_current_labels_of_all_tasks_by_content_hash(
     assert read_gold(str(path), other).keys == gold.keys
 
 
+@pytest.mark.parametrize("last", [line("a", None, action="undo"), line("b", None, action="skip")])
+def test_a_file_without_a_label_of_the_tasks_is_not_called_empty(
+    path: Path, spec_file: Path, last: GoldLine
+) -> None:
+    written(path, line("a", None, action="flag"), last)
+    written(path, line("a", "2", task=QUALITY), task=QUALITY)
+    with pytest.raises(SpecError, match="people gave no labels for topic, themes in this file"):
+        read_gold(str(path), load_spec(spec_file), ["topic", "themes"])
+
+
 @pytest.mark.parametrize("chosen", ["", "random", "table", "label-studio"])
 def test_gold_of_other_documents_is_of_people(path: Path, spec_file: Path, chosen: str) -> None:
     written(path, line("a", chosen=chosen), line("b", "law", chosen="random"))
@@ -272,7 +282,12 @@ def test_a_file_of_an_audit_takes_no_answer_to_another_document(
 
 
 @pytest.mark.parametrize(
-    "last", ['{"doc_id": "b"}', "[1]", '{"doc_id": b}', '{"a": "b"}}', "# a note", '{"a" "b"}']
+    "last",
+    [
+        *('{"doc_id": "b"}', "[1]", '{"doc_id": b}', '{"a": "b"}}', "# a note", '{"a" "b"}'),
+        pytest.param('{"a":' + "[" * 100_000, id="nested too deeply"),
+        pytest.param(f'{{"a": {"1" * 5_000}}}', id="a number that is too long"),
+    ],
 )
 def test_a_last_line_that_no_crash_leaves_is_refused_and_stays(
     path: Path, spec_file: Path, last: str

@@ -58,19 +58,29 @@ def test_a_column_lists_the_labels_of_each_row(
 @pytest.mark.parametrize(
     "yes, no", [("yes", "no"), (True, False), (1, 0), (1.0, 0.0), ("true", "false")]
 )
+@pytest.mark.parametrize("name", ["g.csv", "g.jsonl", "g.parquet"])
 def test_a_column_for_each_label_says_yes_or_no(
-    yes: Any, no: Any, spec: JobSpec, tmp_path: Path
+    name: str, yes: Any, no: Any, spec: JobSpec, tmp_path: Path
 ) -> None:
     rows = [
         {"id": "d0", "is_law": yes, "topic.tax": yes},
         {"id": "d1", "is_law": no, "topic.tax": None},
     ]
     spec = with_gold(spec, columns={"topic.law": "is_law"})
-    gold = read_gold(write_rows(tmp_path / "g.jsonl", rows), spec)
-    assert {name: task.truth.tolist() for name, task in gold.tasks.items()} == {
+    gold = read_gold(write_rows(tmp_path / name, rows), spec)
+    assert {task: of.truth.tolist() for task, of in gold.tasks.items()} == {
         "topic.law": [0, 1],
         "topic.tax": [0, UNLABELLED],
     }
+
+
+@pytest.mark.parametrize("asked", [("topic.sport",), ("topic.law", "topic.sport")])
+def test_a_label_that_is_asked_for_and_has_no_gold_is_named(
+    asked: tuple[str, ...], spec: JobSpec, tmp_path: Path
+) -> None:
+    file = write_rows(tmp_path / "g.jsonl", [{"id": "d0", "topic.law": "yes"}])
+    with pytest.raises(SpecError, match=r"g.jsonl: has no labels for topic.sport; name other"):
+        read_gold(file, spec, asked)
 
 
 def test_scores_of_one_label_are_soft_targets(spec: JobSpec, tmp_path: Path) -> None:
