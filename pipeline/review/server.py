@@ -68,7 +68,7 @@ def make_app(session: Session, token: str, command: str, host: str = LOCAL[0]) -
     """The page and its requests; `command` is what to run after the review."""
     app = web.Application(middlewares=[_guard], client_max_size=_MOST_BYTES)
     app[_SESSION], app[_TOKEN], app[_COMMAND] = session, token, command
-    app[_HOSTS], app[_BROWSERS] = frozenset((host, *LOCAL)), {}
+    app[_HOSTS], app[_BROWSERS] = frozenset((host.lower(), *LOCAL)), {}
     app.add_routes(
         [
             web.get("/", _page),
@@ -152,7 +152,8 @@ def _refusal(request: web.Request) -> str | None:
     """Why a request is refused; None for one of the page."""
     assert request.transport is not None
     port = request.transport.get_extra_info("sockname")[1]
-    own = {f"{name}:{port}" for name in request.app[_HOSTS]}
+    # — browsers write names in lower case, and leave port 80 out
+    own = {name if port == 80 else f"{name}:{port}" for name in request.app[_HOSTS]}
     host, origin = request.headers.get(hdrs.HOST, ""), request.headers.get(hdrs.ORIGIN)
     if host not in own:
         return f"The Host {host!r} is not this page's address; open the address as printed."

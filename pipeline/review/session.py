@@ -6,7 +6,7 @@ Use a session from one thread. Another one may add documents to its pool.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
@@ -189,7 +189,8 @@ class Session:
             label=label,
             by=person,
             at=now.isoformat(timespec="milliseconds"),
-            seconds=round((now - asked.at).total_seconds(), 3),
+            # — the clock may have been set back
+            seconds=max(0.0, round((now - asked.at).total_seconds(), 3)),
             shown=Shown.of(self.task, **shown),
         )
 
@@ -201,7 +202,8 @@ class Session:
             return None
         if self.options.second:
             # — documents on which people disagree before those that one person labelled
-            disputed = [row for row in candidates if len(self._labels_of(row)) > 1]
+            given = self._labels()
+            disputed = [row for row in candidates if len(given[row]) > 1]
             return min(disputed or candidates, key=lambda row: documents[row].rank), "second"
         order, labelled = str(self.options.order), self._labelled(documents)
         p = self._answers(documents)
@@ -254,18 +256,18 @@ class Session:
             elif row is not None and line.action != "skip":
                 by_others.add(row)
         if self.options.second:
-            return sorted(row for row in by_others - taken if self._needs_a_label(row))
+            open_ = by_others - taken
+            return sorted(row for row, of in self._labels().items() if row in open_ and _lacks(of))
         return sorted({*range(len(self.pool))} - taken - by_others)
 
-    def _labels_of(self, row: int) -> list[Label]:
-        text_hash = self.pool.documents[row].hash
-        lines = (line for line in self.gold.answers.values() if line.content_hash == text_hash)
-        return [line.label for line in lines if line.label is not None]
-
-    def _needs_a_label(self, row: int) -> bool:
-        """Whether one person alone has labelled it, or no label has a majority."""
-        labels = self._labels_of(row)
-        return len(labels) == 1 or (len(labels) > 1 and majority(labels) is None)
+    def _labels(self) -> dict[int, list[Label]]:
+        """By row, the labels that people gave."""
+        given: dict[int, list[Label]] = {}
+        for line in self.gold.answers.values():
+            row = self.pool.rows.get(line.content_hash)
+            if row is not None and line.label is not None:
+                given.setdefault(row, []).append(line.label)
+        return given
 
     def _labelled(self, documents: Iterable[Document]) -> Bools:  # [rows]
         """Whether anybody gave the document a label."""
@@ -276,6 +278,11 @@ class Session:
     def _answers(self, documents: Iterable[Document]) -> Floats:  # [rows, labels]; NaN: none
         none = (float("nan"),) * len(self.task.labels)
         return np.array([document.p or none for document in documents], np.float64)
+
+
+def _lacks(labels: Sequence[Label]) -> bool:
+    """Whether one person alone has labelled a document, or no label has a majority."""
+    return len(labels) == 1 or majority(labels) is None
 
 
 def uncertainty(p: Floats, kind: Literal["choice", "multi", "score"]) -> Floats:

@@ -156,7 +156,8 @@ def _kappa(one: list[Label], other: list[Label], task: TaskSpec) -> float | None
         ]
     else:
         pairs = [tuple([names.index(str(label)) for label in labels] for labels in (one, other))]
-    weights = "quadratic" if task.kind == "score" else None
+    # — a label that nobody gave counts in the distance of those around it
+    how = {"weights": "quadratic", "labels": range(len(names))} if task.kind == "score" else {}
     # — where both people gave one label to all, chance alone makes them agree
-    values = [cohen_kappa_score(*p, weights=weights) for p in pairs if len({*p[0], *p[1]}) > 1]
+    values = [cohen_kappa_score(*p, **how) for p in pairs if len({*p[0], *p[1]}) > 1]
     return float(np.mean(values)) if values else None

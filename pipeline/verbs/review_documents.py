@@ -61,7 +61,9 @@ def drawn(shards: Sequence[Shard], count: int, seed: int) -> list[Draw]:
     rows = np.array([shard.rows for shard in shards], np.int64)
     ends = np.cumsum(rows[chosen])
     share = min(1.0, count * len(shards) / (len(chosen) * int(rows.sum())))
-    picked = random.choice(ends[-1], random.binomial(ends[-1], share), replace=False)
+    # — a part of a row is a chance of one, so that the number of rows varies by no more than that
+    size = int(share * ends[-1] + random.random())
+    picked = random.choice(ends[-1], size, replace=False)
     places = np.searchsorted(ends, picked, side="right")
     draws: dict[int, dict[int, int]] = {}
     for rank, (place, row) in enumerate(zip(places.tolist(), picked.tolist(), strict=True)):

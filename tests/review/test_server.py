@@ -10,13 +10,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import Mock
 
 import pytest
 from aiohttp import ClientSession, web
+from aiohttp.test_utils import make_mocked_request
 from reviews import Corpus
 
 from pipeline.errors import SpecError
-from pipeline.review.server import TOKEN_HEADER, listen, make_app
+from pipeline.review.server import TOKEN_HEADER, _refusal, listen, make_app
 from pipeline.review.session import Pool, Session
 
 HOST = "127.0.0.1"
@@ -282,9 +284,10 @@ def test_a_host_that_is_no_address_of_this_machine_is_one_line(host: str) -> Non
         listen(host, None)
 
 
-def test_the_page_accepts_requests_to_its_own_host(corpus: Corpus, file: Path) -> None:
+@pytest.mark.parametrize("host", ["labels.example", "Labels.Example"])
+def test_the_page_accepts_requests_to_its_own_host(host: str, corpus: Corpus, file: Path) -> None:
     async def opened(session: Session) -> list[int]:
-        async with served(session, "labels.example") as (client, address):
+        async with served(session, host) as (client, address):
             statuses = []
             for name in ("labels.example", "evil.example"):
                 sent = {"Host": f"{name}:{address.rpartition(':')[2]}"}
@@ -294,3 +297,16 @@ def test_the_page_accepts_requests_to_its_own_host(corpus: Corpus, file: Path) -
 
     with corpus.session(file) as session:
         assert asyncio.run(opened(session)) == [200, 403]
+
+
+@pytest.mark.parametrize("origin", [{}, {"Origin": "http://labels.example"}])
+def test_at_port_80_browsers_leave_the_port_out(
+    origin: dict[str, str], corpus: Corpus, file: Path
+) -> None:
+    transport = Mock()
+    transport.get_extra_info.return_value = (HOST, 80)
+    sent = {"Host": "labels.example", TOKEN_HEADER: TOKEN, **origin}
+    with corpus.session(file) as session:
+        app = make_app(session, TOKEN, COMMAND, "labels.example")
+        request = make_mocked_request("GET", "/task", sent, app=app, transport=transport)
+        assert _refusal(request) is None

@@ -66,6 +66,15 @@ def test_people_read_the_guide_of_a_task_in_place_of_its_question(file: Path) ->
         GoldFile.open(file, asked.task)
 
 
+def test_a_clock_that_is_set_back_refuses_no_answer(corpus: Corpus, file: Path) -> None:
+    clock = Clock()
+    with corpus.session(file, now=clock) as session:
+        text_hash = hash_of(session, "ann")
+        clock.pass_(-3600)
+        session.answer("ann", text_hash, "label", "toxic")
+    assert [line["seconds"] for line in lines(file)] == [0]
+
+
 def test_two_people_get_different_documents_until_a_reservation_ends(
     corpus: Corpus, file: Path
 ) -> None:
@@ -235,6 +244,23 @@ def test_second_shows_what_one_person_labelled_and_first_what_people_dispute(
     assert {line["shown"]["chosen"] for line in lines(file)[6:]} == {"second"}
 
 
+@pytest.mark.parametrize("rows", [10, 100])
+def test_second_reads_the_answers_a_few_times_whatever_their_number(
+    rows: int, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus, read = Corpus(task_of(), rows), list[GoldFile]()
+    with corpus.session(file, order="random") as session:
+        corpus.answers(session, "ann", rows)
+    answers = GoldFile.answers.fget
+    assert answers is not None
+    monkeypatch.setattr(
+        GoldFile, "answers", property(lambda gold: (read.append(gold), answers(gold))[1])
+    )
+    with corpus.session(file, second=True) as session:
+        assert session.open_document("bob") is not None
+    assert len(read) < 6
+
+
 @pytest.mark.parametrize("kind", ["choice", "score", "multi"])
 @pytest.mark.parametrize("seed", range(5))
 def test_kappa_is_that_of_scikit_learn(kind: str, seed: int, file: Path) -> None:
@@ -258,6 +284,16 @@ def test_kappa_is_that_of_scikit_learn(kind: str, seed: int, file: Path) -> None
         expected = cohen_kappa_score(one, other, weights=weights, labels=range(4))
     assert (pair.documents, pair.alike) == (corpus.rows, (one == other).sum())
     assert pair.kappa == pytest.approx(expected)
+
+
+def test_kappa_of_scores_counts_the_distance_over_labels_that_nobody_gave(file: Path) -> None:
+    corpus = Corpus(task_of("score", ["0", "1", "2", "3", "4"]), rows=4)
+    given = {"ann": ["0", "4", "1", "1"], "bob": ["0", "1", "4", "1"]}
+    for person, labels in given.items():
+        with corpus.session(file, second=person == "bob") as session:
+            corpus.answers(session, person, 4, labels.__getitem__)
+            pairs = agreements(session)
+    assert pairs[0].kappa == pytest.approx(0)  # — 1 and 4 are three labels apart, as 0 and 3 are
 
 
 def test_kappa_is_undefined_where_chance_alone_makes_people_agree(file: Path) -> None:

@@ -84,6 +84,12 @@ def test_a_draw_is_stable_and_a_small_corpus_is_drawn_whole() -> None:
     assert sorted(ranks) == sorted(ranks.values()) == [*range(sum(SIZES))]
 
 
+@pytest.mark.parametrize("count", [1, 7, 30])
+def test_as_many_rows_are_drawn_as_were_asked_for(count: int) -> None:
+    shards = shards_of(*SIZES)
+    assert {len(rows_of(drawn(shards, count, seed))) for seed in range(200)} == {count}
+
+
 @pytest.mark.parametrize("format", ["parquet", "jsonl"])
 def test_the_drawn_rows_are_read_and_equal_texts_once(
     format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
