@@ -39,7 +39,7 @@ def compared(
     try:
         other = load_spec(file)
         labels = {name: gold.tasks[name].labels for name in judged}
-        parts = {p.name: p for p in other.parts if tuple(p.labels) == labels.get(p.name)}
+        parts = {p.name: p for p in other.parts if {*p.labels} == {*labels.get(p.name, ())}}
         if not parts:
             fix = f"has no task {' or '.join(labels)} with the same labels that is judged here"
             raise option_error("against", fix, file)
@@ -61,7 +61,7 @@ def compared(
             own.gold_rows, other_rows.gold_rows, return_indices=True
         )
         if len(rows):
-            pairs[name] = paired(
-                own.truth[rows], own.p[rows], other_rows.p[rows_there], values=parts[name].values
-            )
+            order = [[*parts[name].labels].index(label) for label in labels[name]]
+            p = other_rows.p[np.ix_(rows_there, order)]
+            pairs[name] = paired(own.truth[rows], own.p[rows], p, values=parts[name].values)
     return Against(other.name, store.url, snapshot.number, pairs)

@@ -26,7 +26,7 @@ from pipeline.gold.answers import (
 )
 from pipeline.gold.audits import Audit, read_audit
 from pipeline.gold.fitted_texts import LEAST_ROWS, cross_validated
-from pipeline.gold.labels import RANDOM, Gold, GoldCounts, Kind, read_gold
+from pipeline.gold.labels import RANDOM, Gold, GoldCounts, Kind, is_asked, read_gold
 from pipeline.ledger.dataset import LabelDataset
 from pipeline.ledger.snapshots import Contents, last_contents
 from pipeline.options import EvalOptions
@@ -152,8 +152,7 @@ def evaluate(
             fix = "compares answers of tasks, and this gold judges the filter; leave it out"
             raise option_error("against", fix, options.against)
         return _evaluate_filter(spec, source, audit, cache_dir)
-    asked = {task_of(name) for name in options.tasks}
-    gates = [gate for gate in parse_gates(spec) if not asked or task_of(gate.task) in asked]
+    gates = [gate for gate in parse_gates(spec) if is_asked(gate.task, options.tasks)]
     gold = read_gold(options.gold, spec, options.tasks)
     store = open_store(spec.output, spec.storage_options)
     if candidate is not None:
@@ -188,10 +187,10 @@ def evaluate(
         repeated_in_corpus=int(np.maximum(answers.documents - 1, 0).sum()),
         tasks=tasks,
         multi=multi,
-        without_gold=tuple(_without_gold(spec, gold)),
+        without_gold=tuple(_without_gold(spec, gold, options.tasks)),
         gates=tuple(_decide(gate, gold, tasks, multi) for gate in gates),
         against=None
-        if options.against is None
+        if options.against is None or not judged
         else compared(options.against, gold, judged, cache_dir),
         gold_ids=() if in_corpus else gold.keys[:SHOWN_IDS],
         corpus_ids=() if in_corpus else tuple(islice(ids, SHOWN_IDS)),
@@ -236,11 +235,12 @@ def why_not_judged(gate: Gate, gold: Gold) -> str | None:
     return None
 
 
-def _without_gold(spec: JobSpec, gold: Gold) -> Iterator[str]:
-    """The tasks without gold, and of others the labels of kind `multi` without it."""
+def _without_gold(spec: JobSpec, gold: Gold, asked: Sequence[str]) -> Iterator[str]:
+    """The tasks without gold that are asked for, and of others the labels of kind `multi`."""
     for task in spec.tasks:
-        absent = [part.name for part in task.parts if part.name not in gold.tasks]
-        yield from [task.name] if len(absent) == len(task.parts) else absent
+        own = [part.name for part in task.parts if is_asked(part.name, asked)]
+        absent = [name for name in own if name not in gold.tasks]
+        yield from [task.name] if absent and len(absent) == len(task.parts) else absent
 
 
 def _means_over_labels(task: TaskSpec, judged: Mapping[str, JudgedRows]) -> Mapping[str, Figure]:

@@ -109,9 +109,10 @@ def init(data: str, options: InitOptions) -> Proposal:
     text = _named(columns, options.text, "text") or _text_column(columns, data)
     name, folder = _job_name(data), os.path.dirname(options.to)
     is_local = isinstance(file_system, LocalFileSystem)
+    named = place if data.startswith("file://") else data
     proposal = Proposal(
         file=options.to,
-        path=_relative(data, folder) if is_local else data,
+        path=_relative(named, folder) if is_local else data,
         formats=tuple(sorted({str(format_of(info["name"])) for info in infos})),
         files=len(infos),
         size_bytes=sum(info["size"] or 0 for info in infos),
@@ -121,7 +122,7 @@ def init(data: str, options: InitOptions) -> Proposal:
         id=_named(columns, options.id, "id") or _id_column(columns, text),
         preset=options.preset,
         model=_relative(model, folder) if model and os.path.exists(model) else model,
-        output=_output(name, data, folder) if is_local else f"out/{name}",
+        output=_output(name, named, folder) if is_local else f"out/{name}",
     )
     content = _spec(proposal, name, preset)
     parse_spec(content, place=options.to)

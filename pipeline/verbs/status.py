@@ -112,7 +112,7 @@ def published_snapshots(spec: JobSpec) -> Snapshots:
 def _changed(
     store: Store, before: Mapping[str, SnapshotTask], now: Mapping[str, SnapshotTask]
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for task in before.keys() | now.keys():
+    for task in {**before, **now}:
         if task not in before or task not in now:
             yield task, ("new",) if task in now else ("removed",)
         elif before[task].fp != now[task].fp:

@@ -10,9 +10,12 @@ from sklearn.metrics import roc_auc_score
 from pipeline.evaluation.metrics import paired
 
 
-def test_both_are_judged_by_the_same_rows_and_the_difference_has_an_interval(bench: Bench) -> None:
+@pytest.mark.parametrize("labels", [["clean", "toxic"], ["toxic", "clean"]])
+def test_both_are_judged_by_the_same_rows_and_the_difference_has_an_interval(
+    labels: list[str], bench: Bench
+) -> None:
     spec, other = bench.spec.read_text(), bench.folder / "other.yaml"
-    asked = [{"name": "toxic", "question": "Ruder?", "labels": {"clean": ["n"], "toxic": ["y"]}}]
+    asked = [{"name": "toxic", "question": "Ruder?", "labels": labels}]
     assert bench.finish_as(output=str(bench.folder / "other"), tasks=asked, name="other") == 1
     other.write_text(bench.spec.read_text())
     bench.spec.write_text(spec)
@@ -27,9 +30,17 @@ def test_both_are_judged_by_the_same_rows_and_the_difference_has_an_interval(ben
         difference = both["difference"]
         assert difference["value"] == pytest.approx(both["value"] - both["other"])
         assert difference["low"] < difference["value"] < difference["high"]
+    alone = bench.assay("eval", other, "--gold", words[0], "--json").json["tasks"]["toxic"]
+    for metric in ("accuracy", "f1", "auroc", "brier"):  # — the same for either order of labels
+        figure = alone["scores"]["headlines"][metric]
+        assert comparison["figures"][metric]["other"] == pytest.approx(figure["value"]), metric
     shown = bench.evaluate(*words).out
     assert f"toxic: both on the same {comparison['rows']} documents" in shown
     assert "not compared: topic" in shown
+    # — where the gold judges nothing, there is nothing to compare, and the other spec is not wrong
+    elsewhere = [row for row in bench.gold() if row["id"].startswith("other-")]
+    nothing = bench.evaluate(bench.write(elsewhere), "--against", other, "--json", code=1).json
+    assert nothing["against"] is None and not nothing["is_judged"]
 
 
 def test_a_spec_without_such_answers_is_named(bench: Bench) -> None:

@@ -190,6 +190,8 @@ def test_paths_are_relative_to_the_folder_of_the_spec(tmp_path: Path, model_fold
     Path("model").symlink_to(model_folder)
     proposal = init(data, InitOptions(to="specs/new.yaml", model="model"))
     assert (proposal.path, proposal.output) == ("../data.parquet", "out/data")
+    of_url = init(f"file://{tmp_path}/*.parquet", InitOptions(to="specs/url.yaml"))
+    assert of_url.path == load_spec("specs/url.yaml").input.path == f"{tmp_path}/*.parquet"
     spec = load_spec("specs/new.yaml")
     for path, expected in (
         (spec.input.path, "data.parquet"),

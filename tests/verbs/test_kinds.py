@@ -68,6 +68,10 @@ def test_several_labels_and_a_score_from_gold_to_a_report(corpus: Corpus, assay:
     figures = assay("eval", corpus.spec_file, "--gold", others, "--json").json
     assert [decision["passed"] for decision in figures["gates"]] == [True] * 4
     assert figures["without_gold"] == ["clean"]
+    of_label = "eval", corpus.spec_file, "--gold", others, "--task", "topic.a/b", "--json"
+    only = assay(*of_label).json  # — the others, and the means over all labels, are not judged
+    assert [decision["gate"] for decision in only["gates"]] == gates[1:2]
+    assert only["without_gold"] == []
     rows, scores = corpus.rows("topic"), corpus.rows("quality")
     p = np.array([[rows[f"d-{n}"]["p"][label] for label in LABELS] for n in range(50, 90)])
     truth = HAS[50:]  # — the readouts were fitted to the first 50
