@@ -47,12 +47,12 @@ def file_segments(
     if family not in DELIMITERS:  # a record is a line; one of white space is none
         return _segments(_blocks(stream, size_bytes), re.compile(rb"\n"), None)
     quote = rb'|(?<=[%b\r\n])"' % DELIMITERS[family] if is_quoted(format, quoted) else b""
-    end, blocks = re.compile(rb"\r\n?|\n" + quote), _blocks(stream, size_bytes)
-    first = next(blocks, b"")
+    end = re.compile(rb"\r\n?|\n" + quote)
+    first = b"" if size_bytes is not None else stream.read(len(codecs.BOM_UTF8))
     # — a part of its own: a quote behind it begins a field
-    mark = codecs.BOM_UTF8 if size_bytes is None and first.startswith(codecs.BOM_UTF8) else b""
-    rest = _segments(chain([first.removeprefix(mark)], blocks), end, b"\r\n")
-    return chain([StreamPart(mark, ends=False, blank=True)], rest)
+    mark = first if first == codecs.BOM_UTF8 else b""
+    blocks = chain([first.removeprefix(mark)], _blocks(stream, size_bytes))
+    return chain([StreamPart(mark, ends=False, blank=True)], _segments(blocks, end, b"\r\n"))
 
 
 def file_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from pipeline.errors import Option, Problem, SpecError
 from pipeline.local_files import read_whole
 from pipeline.spec.locations import Number
-from pipeline.spec.problems import as_written, problems_of, task_at
+from pipeline.spec.problems import as_written, problems_of
 from pipeline.spec.schema import JobSpec
 
 MAX_SPEC_BYTES = 16 * 1024 * 1024
@@ -152,7 +152,7 @@ def _content(node: yaml.Node, place: str, lines: dict[str, int]) -> Any:
 
     if isinstance(node, yaml.SequenceNode):
         return [below(str(index), item, item) for index, item in enumerate(node.value)]
-    if not isinstance(node, yaml.MappingNode):
+    if isinstance(node, yaml.ScalarNode):
         number, text = tag in ("int", "float"), _text(node)
         return None if tag == "null" else Number(text) if number else text
     content: dict[str, Any] = {}
@@ -198,7 +198,8 @@ def _with_lines(
     """The problems with the line and the task of each whose place is a key of the spec."""
     located = []
     for problem in error.problems:
-        parts = [*map(str, as_written(problem.place.split("."), content))]
+        names = [problem.place] if problem.place in content else problem.place.split(".")
+        parts = [*map(str, as_written(names, content))]  # — a key of the spec may have dots
         places = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
         line = next((lines[place] for place in places if place in lines), None)
         known = line is not None or parts[0] in JobSpec.model_fields
@@ -214,9 +215,12 @@ def _with_lines(
 
 def _task(parts: Sequence[str], content: Mapping[str, Any]) -> str:
     """`, task 'topic'` for a place inside a task with a name; the name itself is shown anyway."""
-    task = task_at(parts, content)
-    name = task.get("name") if isinstance(task, Mapping) and parts[2] != "name" else None
-    return f", task {name!r}" if isinstance(name, str) else ""
+    match parts:
+        case ["tasks", index, key, *_] if index.isdecimal() and key != "name":
+            task = content["tasks"][int(index)]
+            name = task.get("name") if isinstance(task, Mapping) else None
+            return f", task {name!r}" if isinstance(name, str) else ""
+    return ""
 
 
 def as_spec(spec: str | Path | Mapping[str, Any] | JobSpec) -> JobSpec:

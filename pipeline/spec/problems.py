@@ -78,9 +78,9 @@ def as_written(loc: Sequence[int | str], content: Mapping[str, Any]) -> Sequence
     The stage of a cascade without `stages` is the task itself, with `teacher` as its model. A last
     stage that answers alone has the place of its task.
     """
-    if (task := task_at(loc, content)) is None:
+    if len(loc) < 3 or loc[0] != "tasks" or not str(loc[1]).isdecimal():
         return loc
-    at, own = (*loc[:2], "cascade"), loc[2:]
+    task, at, own = content["tasks"][int(loc[1])], (*loc[:2], "cascade"), loc[2:]
     cascade = task.get("cascade") if isinstance(task, Mapping) else None
     stages = cascade.get("stages") if isinstance(cascade, Mapping) else None
     if "stages" in loc and not stages:
@@ -90,14 +90,6 @@ def as_written(loc: Sequence[int | str], content: Mapping[str, Any]) -> Sequence
     if stages:
         return (*at, "stages", len(stages) - 1, *own)
     return (*at, "teacher", *own[own.index("model") + 1 :]) if "model" in own else (*loc[:2], *own)
-
-
-def task_at(loc: Sequence[int | str], content: Mapping[str, Any]) -> Any:
-    """The task whose key is at a place; None if there is none: a key may have dots itself."""
-    tasks = content.get("tasks")
-    if len(loc) < 3 or loc[0] != "tasks" or not str(loc[1]).isdecimal():
-        return None
-    return next(iter(tasks[int(loc[1]) :]), None) if isinstance(tasks, list | tuple) else None
 
 
 def _written(loc: Sequence[int | str], content: Mapping[str, Any]) -> tuple[str, Any]:

@@ -62,6 +62,6 @@ def compared(
         )
         if len(rows):
             order = [[*parts[name].labels].index(label) for label in labels[name]]
-            p = other_rows.p[np.ix_(rows_there, order)]
+            p = other_rows.p[rows_there][:, order]
             pairs[name] = paired(own.truth[rows], own.p[rows], p, values=parts[name].values)
     return Against(other.name, store.url, snapshot.number, pairs)
