@@ -37,7 +37,7 @@ def test_what_is_no_file_is_refused_wherever_a_file_is_named(kind: str, tmp_path
             pass
     MAKERS[kind](readout := tmp_path / "readout.safetensors")
     with pytest.raises(SpecError, match=f"the file cannot be read: it is {kind} and not a file"):
-        read_fitted(str(readout), {}, place="tasks.0.readout", made_by="assay fit")
+        read_fitted(str(readout), {}, place="tasks.0.readout")
 
 
 def test_a_file_that_is_far_too_long_is_refused(
