@@ -16,7 +16,7 @@ from importlib.metadata import version
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from pipeline.errors import Problem, SpecError
 from pipeline.fitted.certificate import Certificate, Thresholds
@@ -30,6 +30,7 @@ from pipeline.runtime.conditions import tasks_named
 from pipeline.runtime.fitted_files import find_classifiers, find_readouts
 from pipeline.runtime.placement import Placement, place, this_machine
 from pipeline.runtime.weights import ModelFiles, locate, model_at, model_config
+from pipeline.sources.streams import Options
 from pipeline.spec.fingerprint import Fingerprint, cascade_fingerprint, fingerprints
 from pipeline.spec.model import NO_MODEL, ModelSpec
 from pipeline.spec.schema import JobSpec
@@ -196,8 +197,9 @@ def make_job(
         if isinstance(task, CascadeTask):
             scope: dict[str, object] = {"spec": spec.name, **when}
             if task.cascade.teacher is not None:  # — readouts are of another model
-                model, student = spec.model, locate(spec.model, cache_dir).id
-                scope["student"] = [student, placement.dtype, model.rounded_to, model.kv]
+                model, student = spec.model, locate(spec.model, cache_dir)
+                _check_student(student, model.storage_options)
+                scope["student"] = [student.id, placement.dtype, model.rounded_to, model.kv]
             proved = cascades[task.name] = certificate_of(spec, task, stages, scope)
             if proved.thresholds is not None:
                 version = cascade_fingerprint(task, proved.content)
@@ -254,11 +256,22 @@ def _check_architecture(spec: JobSpec, files: ModelFiles, places: Mapping[str, s
         raise SpecError(
             [Problem("model.path", f"{fix} images, or remove input.image", files.location)]
         )
-    architectures = config.get("architectures") or ()
-    if spec.uses_encoder and not any("Classification" in str(name) for name in architectures):
+    if spec.uses_encoder and not _classifies(config):
         fix = "missing; add it: a language model is asked; only a sequence classifier answers"
         alone = [places[task.name] for task in spec.tasks if isinstance(task, EncoderTask)]
         raise SpecError([Problem(f"{place}.question", f"{fix} without") for place in alone])
+
+
+def _check_student(files: ModelFiles, options: Options) -> None:
+    """SpecError of a model that a run cannot teach."""
+    if _classifies(model_config(files, options)):
+        fix = "only classifies, and no readout of its layers can be fitted; name a language model"
+        raise SpecError([Problem("model.path", fix, files.location)])
+
+
+def _classifies(config: Mapping[str, Any]) -> bool:
+    """Whether a model has the head of a sequence classifier."""
+    return any("Classification" in str(name) for name in config.get("architectures") or ())
 
 
 def _under_conditions(

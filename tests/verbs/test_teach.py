@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from changing_corpus import Corpus, read_in_float32
+from encoders import write_encoder
 from fake_chat import FakeChat
 from fitted import card_of, write_readout
 from transformers import PreTrainedTokenizerFast
@@ -161,6 +162,16 @@ def test_what_is_wrong_with_a_teaching_server_is_placed_where_it_is_written(
         assert str(raised.value).startswith(f"tasks.0.{place}.api_key_env: NO_SUCH_KEY is not set")
         stages = [{"question": "Really?"}, {"question": "Which?", "model": teacher}]
         corpus.task = {**whole, "question": None, "cascade": {**AGREE, "stages": stages}}
+
+
+def test_a_classifier_is_refused_as_the_model_that_is_taught(
+    corpus: Corpus, chat: FakeChat, tmp_path: Path
+) -> None:
+    corpus.model = {"path": str(write_encoder(tmp_path / "encoder"))}
+    corpus.task = {**FORM, "question": "Which?", "cascade": {**AGREE, "teacher": chat.spec()}}
+    with pytest.raises(SpecError, match=r"^model.path: only classifies, .* name a language model"):
+        run(corpus)
+    assert not chat.paid  # — for the sample
 
 
 def test_a_promise_of_each_source(corpus: Corpus) -> None:
