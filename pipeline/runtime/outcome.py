@@ -100,7 +100,8 @@ class Tally:
 
     def _check(self, failed: int, rows: int, bound: str = "") -> None:
         limit = self.max_error_rate
-        if limit is None or failed <= limit * rows:
+        # — the product may be below a whole number that it equals in decimal: 0.29 * 100
+        if limit is None or failed / max(rows, 1) <= limit:
             return
         reasons = self.n.by("rows").most_common()
         shown = ", ".join(f"{name} {count:,}" for name, count in reasons if is_failed_status(name))

@@ -156,3 +156,14 @@ def test_under_a_condition_the_limit_counts_the_accepted_rows_while_it_runs(plai
     )
     assert failed > 0.5 * rows
     assert failed < 2 * 12 and rows < ROWS * 12  # neither at the end, nor of the whole input
+
+
+def test_as_many_failed_rows_as_the_limit_allows_are_within_it(plain: Corpus) -> None:
+    texts = numbered("a", 100)
+    plain.write("a", texts)
+    plain.broken |= {(QUESTIONS[0], text) for text in texts[:29]}
+    limit(plain, 0.29)  # — as a float, 0.29 * 100 is below 29
+    assert plain.run().snapshot == 1
+    limit(plain, 0.28)
+    with pytest.raises(FailedRowsError, match="29 of 100 rows failed"):
+        plain.run()
