@@ -263,7 +263,7 @@ class _Cascade:
         documents += f" of {self.task.cascade.by} {group}" if group else ""
         # — half as many again, because another sample has more or fewer of them
         drawn = ceil(1.5 * max(len(counted), 1) * needed / max(trials, 1))
-        if positive is None and self.groups is None:
+        if positive is None and self.groups is None and self.answered.all():
             drawn = 2 * needed
         remedy = f"cascade.sample: {drawn:,}"
         if drawn > LARGEST_SHARE * len(counted) / self.unproved.draw:

@@ -264,3 +264,10 @@ def test_a_larger_sample_is_drawn_where_the_spec_says_so(corpus: Corpus) -> None
     corpus.promise = {"agree": 0.9, "sample": 200}
     assert labelled(corpus).certificates["toxic"].thresholds is not None
     corpus.verify()
+
+
+def test_the_advice_counts_the_documents_that_a_condition_leaves_out(corpus: Corpus) -> None:
+    corpus.when, corpus.promise = "sample < 0.3", {"agree": 0.9, "sample": 100}
+    reason = labelled(corpus).certificates["toxic"].reason
+    # — 72 documents would be enough without the condition
+    assert "needs 36 documents" in reason and "documents in all would be enough" in reason
