@@ -97,7 +97,7 @@ def certify(
             address,
             options,
             announce,
-            run,
+            replace(run, unable=job.run.unable),
             share,
             sampled,
             counts,

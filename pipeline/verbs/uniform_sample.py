@@ -24,7 +24,7 @@ from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.run import label
-from pipeline.runtime.session import remote_ray
+from pipeline.runtime.session import elsewhere, remote_ray
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import read_documents
 from pipeline.spec.schema import JobSpec
@@ -125,7 +125,7 @@ class Sample:
         return Answers(fp, np.concatenate(p), np.concatenate(tokens))
 
     def where_engines_run(self, call: Callable[[], Result], placement: Placement) -> Result:
-        """The result of a call: of this process, or on a node of the cluster.
+        """The result of a call: of this process, or on a node of the cluster that runs workers.
 
         There it has the processors of an engine of this placement.
         """
@@ -134,9 +134,10 @@ class Sample:
                 return call()
             from pipeline.runtime.graph import on_a_node  # — imports Ray Data
 
+            where = elsewhere(self.run.unable)
             if placement.gpus:
-                return on_a_node(call, num_gpus=placement.gpus)
-            return on_a_node(call, num_cpus=placement.threads)
+                return on_a_node(call, num_gpus=placement.gpus, **where)
+            return on_a_node(call, num_cpus=placement.threads, **where)
 
     def values(self, column: str) -> Groups:  # [docs]
         """The value of a column of the input, of each document, as a text."""

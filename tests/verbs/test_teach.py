@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,9 @@ from pipeline.errors import SpecError
 from pipeline.fitted.readout import parse_readout
 from pipeline.options import EvalOptions, RunOptions, WorkOptions
 from pipeline.runtime.job import Run
-from pipeline.runtime.placement import Placement
+from pipeline.runtime.placement import Placement, this_machine
 from pipeline.runtime.progress import ignore
+from pipeline.runtime.session import elsewhere
 from pipeline.runtime.weights import locate
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.parse import located
@@ -202,6 +205,25 @@ def test_run_save_gives_each_question_a_cascade(corpus: Corpus) -> None:
     assert {*result.certificates} == {"form"}
     needed = result.certificates["form"].reason
     assert "agree 0.98 needs 183 documents" in needed and isinstance(task, QuestionTask)
+
+
+def test_states_are_read_on_no_node_that_runs_nothing(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = list[dict[str, Any]]()
+
+    def on_a_node(call: Callable[[], Any], **own: Any) -> Any:
+        needs.append(own)
+        return call()
+
+    machine = replace(this_machine(), unable=frozenset({"n1"}))
+    connected = nullcontext(True)
+    monkeypatch.setattr("pipeline.runtime.run.this_machine", lambda: machine)
+    monkeypatch.setattr("pipeline.verbs.uniform_sample.remote_ray", lambda *_, **__: connected)
+    monkeypatch.setattr("pipeline.runtime.graph.on_a_node", on_a_node)
+    corpus.task = {**corpus.task, "cascade": AGREE}
+    assert run(corpus).certificates["form"].readout
+    assert [own["label_selector"] for own in needs] == [elsewhere({"n1"})["label_selector"]]
 
 
 @pytest.mark.xdist_group("ray")
