@@ -238,6 +238,17 @@ class _Cascade:
     def answered(self) -> Bools:  # [docs], by the last stage
         return np.asarray(~np.isnan(self.whole.p).any(axis=1), np.bool_)
 
+    @property
+    def trials(self) -> Bools:  # [docs]
+        """The documents that prove a share: those with an answer, or of these the positive ones."""
+        positive = self.judged.positive(self.whole.p)
+        return self.answered if positive is None else self.answered & positive
+
+    @property
+    def documents(self) -> str:
+        """What the trials are, for people."""
+        return "documents" if "agree" in self.judged.promise.shares else "positive documents"
+
     def candidate(self, texts: Texts) -> Certificate:
         """What is tried: the stages of the spec, or a readout that is fitted now.
 
@@ -245,15 +256,19 @@ class _Cascade:
         """
         if not self.task.cascade.is_auto:
             return self.unproved
+        needed = self.judged.promise.trials_needed
+        if (trials := int((self.trials & self.first_half).sum())) < needed:
+            half = f"in the first half of the sample, which has {trials:,}"
+            reason = f"a fit of readouts needs {needed:,} {self.documents} {half}"
+            reason += "; a larger cascade.sample or corpus has more"
+            return replace(self.unproved, reason=reason)
         whole = self.whole.p[self.first_half]
         return teach(texts, self.task, whole, self.judged, self.unproved)
 
     def lack(self) -> str:
         """Why the second half of the sample is too small for a proof; "" if it is not."""
-        promise, documents = self.judged.promise, "documents"
-        counted, positive = self.answered & ~self.first_half, self.judged.positive(self.whole.p)
-        if positive is not None:
-            counted, documents = counted & positive, "positive documents"
+        promise, documents = self.judged.promise, self.documents
+        counted = self.trials & ~self.first_half
         groups = np.full(len(counted), "") if self.groups is None else self.groups
         of_groups = np.unique(groups[self.answered]).tolist() or [""]
         by_group = {group: int(counted[groups == group].sum()) for group in of_groups}
@@ -263,7 +278,7 @@ class _Cascade:
         documents += f" of {self.task.cascade.by} {group}" if group else ""
         # — half as many again, because another sample has more or fewer of them
         drawn = ceil(1.5 * max(len(counted), 1) * needed / max(trials, 1))
-        if positive is None and self.groups is None and self.answered.all():
+        if self.groups is None and self.trials.all():
             drawn = 2 * needed
         remedy = f"cascade.sample: {drawn:,}"
         if drawn > LARGEST_SHARE * len(counted) / self.unproved.draw:

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from pipeline.errors import SpecError
 from pipeline.fitted.readout import parse_readout
 from pipeline.options import EvalOptions, RunOptions, WorkOptions
+from pipeline.runtime.conditions import drawn_rows
 from pipeline.runtime.job import Run
 from pipeline.runtime.placement import Placement, this_machine
 from pipeline.runtime.progress import ignore
@@ -205,6 +206,21 @@ def test_run_save_gives_each_question_a_cascade(corpus: Corpus) -> None:
     assert {*result.certificates} == {"form"}
     needed = result.certificates["form"].reason
     assert "agree 0.98 needs 183 documents" in needed and isinstance(task, QuestionTask)
+
+
+def test_a_first_half_that_can_prove_no_readout_is_not_read(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_one(sid: str, rows: int, share: float) -> Any:
+        own, first = drawn_rows(sid, rows, share)
+        return own, first & (first.cumsum() == 1)
+
+    monkeypatch.setattr("pipeline.verbs.uniform_sample.drawn_rows", of_one)
+    monkeypatch.delattr("pipeline.verbs.teach._states")
+    corpus.shard_bytes = 1_000_000
+    corpus.task = {**corpus.task, "cascade": AGREE}
+    reason = run(corpus).certificates["form"].reason
+    assert "needs 13 documents in the first half of the sample, which has 1;" in reason
 
 
 def test_states_are_read_on_no_node_that_runs_nothing(
