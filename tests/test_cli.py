@@ -210,11 +210,6 @@ def test_rays_client_is_refused_with_what_to_write(write_spec: WriteSpec, assay:
     assert error.startswith("--address: Ray Data does not run through Ray's ")
 
 
-def test_a_missing_spec_is_one_line_and_exit_2(assay: Assay) -> None:
-    error = assay("run", "/nowhere/spec.yaml", code=2).error
-    assert error.startswith("/nowhere/spec.yaml: cannot be read: No such file or directory; write ")
-
-
 def test_a_dry_run_counts_and_labels_nothing(
     write_spec: WriteSpec, tmp_path: Path, assay: Assay
 ) -> None:
