@@ -6,6 +6,7 @@ Loads no model and writes nothing. Must import neither torch nor Ray.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -83,7 +84,7 @@ def forecast(
     files = files.filter(pc.is_in(files["task"], pa.array(missing, pa.string())))
     files = counted(store, files)
     asked = pc.subtract(pc.subtract(files["rows"], files["skipped"]), files["taken_over"])
-    tokens = _server_tokens(spec, planned)
+    tokens = _server_tokens(spec, planned, missing)
     own = None if spec.server is None else spec.server.price
     return Forecast(
         plan=planned,
@@ -101,8 +102,10 @@ def forecast(
     )
 
 
-def _server_tokens(spec: JobSpec, planned: Plan) -> tuple[float, float] | None:
-    """The tokens of all prompts and answers, where four bytes of text are a token."""
+def _server_tokens(
+    spec: JobSpec, planned: Plan, missing: Collection[str]
+) -> tuple[float, float] | None:
+    """The tokens of the prompts and answers of missing tasks; four bytes of text are a token."""
     if not spec.server_tasks:
         return None
     pieces = [work.shard.piece for work in planned.work_items]
@@ -112,7 +115,8 @@ def _server_tokens(spec: JobSpec, planned: Plan) -> tuple[float, float] | None:
     if rules.too_long == "chunk":
         chunks = max(1.0, tokens / (rules.max_tokens - rules.overlap_tokens))
     tokens = min(tokens, rules.max_tokens)
-    parts = (part for task in spec.server_tasks for part in task.parts)
+    tasks = (task for task in spec.server_tasks if task.name in missing)
+    parts = (part for task in tasks for part in task.parts)
     asked = [messages(spec.prompt, "", part.question or "") for part in parts]
     around = sum(len(turn["content"].encode()) for turns in asked for turn in turns)
     requests = planned.rows_for_model * chunks

@@ -93,6 +93,21 @@ def test_a_server_labels_a_corpus_once_and_its_price_is_reported(
     assert "every document has its answers" in assay("run", spec).words
 
 
+def test_a_dry_run_counts_the_requests_of_an_added_question_alone(
+    chat: FakeChat, write_spec: WriteSpec, corpus: dict[str, Any], assay: Assay, without_ray: None
+) -> None:
+    toxic = {"name": "toxic", "question": "Rude?", "labels": {"toxic": ["Yes"], "clean": ["No"]}}
+    topic = {"name": "topic", "question": "About what?", "labels": ["art", "law", "sport"]}
+    content = {"model": chat.spec(price=PRICE), "input": corpus}
+    spec = write_spec(**content, tasks=[toxic])
+    assay("run", spec)
+    write_spec(**content, tasks=[toxic, topic])
+    planned = assay("run", spec, "--dry-run", "--json").json
+    assert planned["server_tokens"][1] == FILES * ROWS
+    assay("run", spec)
+    assert paid(chat) == [1] * (2 * FILES * ROWS)
+
+
 def test_a_run_ends_before_it_costs_too_much_and_a_later_one_goes_on(
     chat: FakeChat, write_spec: WriteSpec, corpus: dict[str, Any], assay: Assay, without_ray: None
 ) -> None:
