@@ -47,8 +47,7 @@ def write_export(
         for manifest in folder.rglob(MANIFEST):  # — it names folders of this machine
             manifest.unlink()
         lines = [f"{written.rows:,} documents, snapshot {written.snapshot} of `{spec.name}`."]
-        if not written.complete:
-            lines += [f"{written.missing_rows:,} documents of the input are left out."]
+        lines += _left_out(written)
         on_hub = _on_hub([written.glob], folder, url)
         card(written.snapshot, lines, default=on_hub)
     return replace(written, to=url, glob=on_hub[0])
@@ -76,12 +75,20 @@ def write_filter(
         lines = [
             f"{result.documents - result.dropped:,} of {result.documents:,} documents, snapshot "
             f"{result.snapshot} of `{spec.name}`; {result.dropped:,} are dropped.",
+            *_left_out(result),
             f"The rule keeps documents where: {result.rule}",
             *(f"- {reason}: {count:,}" for reason, count in sorted(result.reasons.items())),
         ]
         card(result.snapshot, lines, default=kept.globs, dropped=dropped.globs)
     on_hub = replace(written, kept=kept, dropped=dropped, current=url, manifest=url)
     return replace(result, written=on_hub)
+
+
+def _left_out(written: ExportResult | FilterResult) -> Iterator[str]:
+    """What the snapshot does not have of the input."""
+    if not written.complete:
+        rows, files = written.missing_rows, written.missing_files
+        yield f"The snapshot leaves out {rows:,} documents and {files:,} files of the input."
 
 
 def _on_hub(places: Sequence[str], folder: Path, url: str) -> tuple[str, ...]:

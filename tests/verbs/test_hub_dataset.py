@@ -16,6 +16,7 @@ import yaml
 from calls import Assay
 from fake_hub import FakeHub
 from filtered import SCORE, command_of, content_of, filtered_with, kept, labelled, spec_of
+from finished import finish_folder
 from fsspec.utils import glob_translate
 from huggingface_hub import constants
 
@@ -140,6 +141,18 @@ def test_a_card_has_the_hashes_of_all_classifiers_and_the_whole_command(
     assert "- classifier, onnx: `1f`\n- classifier, onnx: `2e`\n" in card
     options = f"--to={URL} --columns=id --columns=lang --layout=dolma"
     assert f"assay export {spec_file} {options}\n" in card
+
+
+def test_a_card_has_what_the_snapshot_leaves_out(folder: Path, hub: FakeHub) -> None:
+    left_out = "The snapshot leaves out 0 documents and 2 files of the input."
+    exported(folder)
+    assert "leaves out" not in hub.files(REPO, "main")[1]["README.md"].decode()
+    finish_folder(folder, missing_files=2)
+    exported(folder)
+    assert left_out in hub.files(REPO, "main")[1]["README.md"].decode()
+    filtered(folder, KEEP)
+    card = hub.files(REPO, "main")[1]["README.md"].decode()
+    assert left_out in card and "The rule keeps documents where" in card
 
 
 def test_a_branch_that_does_not_exist_is_a_mistake_of_the_option(
