@@ -150,6 +150,8 @@ def show_forecast(
         rows["cost"] = f"at most about {forecast.cost:,.2f}"
         if forecast.server_tokens is not None and forecast.token_price is None:
             rows["cost"] += ", without the server's tokens: model.price is not known"
+        if forecast.price is not None and forecast.seconds is None:
+            rows["cost"] += ", without the hours of the workers: their speed is not known"
     if bounds:
         rows["may end before"] = f"{', '.join(bounds)}: exit code 3; the same command continues"
     yield rows

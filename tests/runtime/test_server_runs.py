@@ -60,6 +60,8 @@ def test_a_server_labels_a_corpus_once_and_its_price_is_reported(
     planned = assay("run", spec, "--dry-run", "--json").json
     requests = 2 * FILES * ROWS
     assert planned["server_tokens"][1] == requests and not chat.asked
+    words = assay("run", spec, "--dry-run", "--price", 3).words
+    assert ", without the hours of the workers: their speed is not known" in words
     done = assay("run", spec, "--json").json
     assert done["complete"] and paid(chat) == [1] * requests
     # — the price of the first request, which only proves the server, is not of a shard
