@@ -10,12 +10,13 @@ import pytest
 from numpy.typing import NDArray
 from stages import run_without_ray
 
-from benchmarks.gpu import main
+from benchmarks.gpu import GPU, main
 from pipeline.inference.alternatives import answers_alone
 from pipeline.inference.engine import DocumentIds
 from pipeline.inference.labels.answers import Readouts
 from pipeline.inference.labels.prompt_tokens import PromptTokens
 from pipeline.inference.model.loaded import LoadedModel
+from pipeline.runtime.assembly import CUDA_BATCH_TOKENS
 
 MEASURED = [
     ("tiny", "device"),
@@ -60,6 +61,10 @@ def test_a_method_that_fails_is_named_and_is_the_exit_code(
     [failed] = [row for row in rows if row["error"]]
     assert failed["method"] == "exactness"
     assert failed["error"].startswith("ArithmeticError: p differs by ")
+
+
+def test_what_a_call_does_beside_its_batches_is_a_small_share_of_it() -> None:
+    assert GPU.documents * GPU.tokens >= 15 * CUDA_BATCH_TOKENS
 
 
 def test_unknown_parts_and_a_missing_gpu_are_refused(

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,6 +125,12 @@ def test_values_of_another_size_than_the_keys_are_refused(kernel: str) -> None:
         attend(torch.zeros(5, 6, 8), own, None, plan, SCALE, None)
 
 
+def test_a_gpu_attends_by_triton_in_float32_too() -> None:
+    pytest.importorskip("triton")
+    network: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)
+    assert [*loading.kernels_for(network)] == ["triton float32", "torch float32"]
+
+
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 def test_tritons_interpreter_computes_the_same() -> None:
     """Interpreted kernels are made at import, so another process has to import them."""
@@ -133,7 +140,7 @@ def test_tritons_interpreter_computes_the_same() -> None:
     environment, command = {**os.environ, **own}, [sys.executable, __file__]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr[-3_000:]
-    assert run.stdout.split() == ["attention", "operations", "models"]
+    assert run.stdout.split() == ["attention", "blocks", "operations", "models"]
 
 
 def on(device: str, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -211,6 +218,20 @@ def attention_is_that_of_the_tree() -> None:
             assert_same(*both(attend_tiles, defined, softcap=softcap, branches_only=branches_only))
 
 
+def keys_of_other_questions_alone_are_not_read() -> None:
+    """A block of them is left out: their weight of 0 would be NaN here, times a value of NaN."""
+    from pipeline.inference.attention.triton_tiles import attend_tiles
+
+    tree = tree_of([16], [Node(2, (Node(20), Node(20), Node(20)))], prefix_tokens=0)
+    plan = tile_plan(tree, CPU, window=None, branches_only=True)
+    q, own = some(0, tree.tokens, 6)[16:], some_kv(1, tree.tokens, 2)
+    before = attend_tiles(q, own, None, plan, SCALE, None)
+    own.v[32:48] = torch.nan  # the second block below the document, of the first two questions
+    after = attend_tiles(q, own, None, plan, SCALE, None)
+    # — the last two tiles, whose rows are all of the third question
+    assert torch.equal(after.out[50:], before.out[50:])
+
+
 def operations_are_their_definitions() -> None:
     from pipeline.inference.model import triton_operations as kernels
 
@@ -266,6 +287,8 @@ def models_use_it() -> None:
 if __name__ == "__main__":
     attention_is_that_of_the_tree()
     print("attention")
+    keys_of_other_questions_alone_are_not_read()
+    print("blocks")
     operations_are_their_definitions()
     print("operations")
     models_use_it()

@@ -73,6 +73,12 @@ def of_an_unknown_family(folder: Path) -> None:
     edit_json(folder / "config.json", model_type="other")
 
 
+def of_gptq(folder: Path) -> None:
+    """Its library is not installed, which transformers says by an ImportError."""
+    quantized = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    edit_json(folder / "config.json", quantization_config=quantized)
+
+
 def without_a_tokenizer(folder: Path) -> None:
     for file in folder.glob("tokenizer*"):
         file.unlink()
@@ -89,6 +95,7 @@ def without_a_tokenizer(folder: Path) -> None:
         (with_a_broken_tokenizer, "its tokenizer cannot be loaded"),
         (without_heads, "cannot be loaded"),
         (of_an_unknown_family, "cannot be loaded: .* model type"),
+        (of_gptq, "cannot be loaded: .*GPTQ"),
         (with_half_a_file, "cannot be loaded"),
         (
             without_a_tensor,

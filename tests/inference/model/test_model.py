@@ -228,6 +228,16 @@ def test_a_state_that_is_not_carried_on_is_refused(
         prepare(network)
 
 
+def test_that_a_gpu_reads_recurrent_layers_by_length_is_logged_with_the_fix(
+    make_network: MakeNetwork, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    network = make_network("lfm2")
+    monkeypatch.setattr(type(network), "device", torch.device("cuda"))
+    monkeypatch.setattr(loading, "prove_tree", lambda _model: None)
+    assert prepare(network).schedule == "staged"
+    assert ["`engine: vllm`" in record.getMessage() for record in caplog.records] == [True]
+
+
 CANARY = """
 from pathlib import Path
 from types import SimpleNamespace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,21 +147,23 @@ def test_a_large_column_takes_few_steps_from_the_others() -> None:
     ],
 )
 @torch.inference_mode()
-def test_layers_that_read_the_same_rows_round_them_once(
+def test_layers_that_read_the_same_rows_round_them_once_and_keep_none(
     kind: type[RoundedLinear], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layers = [kind(nn.Linear(64, outputs).to(dtype)) for outputs in (8, 16)]
-    x, counted, round_rows = torch.randn(5, 64, dtype=dtype), [], kind.round_rows
+    x, round_rows = torch.randn(5, 64, dtype=dtype), kind.round_rows
+    counted: list[weakref.ref[Tensor]] = []
     expected = [layer(x) for layer in layers]
 
     def counting(rows: Tensor) -> RoundedRows:
-        counted.append(rows)
-        return round_rows(rows)
+        rounded = round_rows(rows)
+        counted.append(weakref.ref(rounded.quantized))
+        return rounded
 
     monkeypatch.setattr(kind, "round_rows", staticmethod(counting))
     for product, own in zip(RoundedProducts(*layers)(x), expected, strict=True):
         assert torch.equal(product, own)
-    assert len(counted) == 1
+    assert [rows() for rows in counted] == [None]
     states = torch.randn(5, 8, dtype=dtype)
     added = RoundedProducts(layers[0]).added_to(states, x)
     torch.testing.assert_close(added, states + expected[0])

@@ -259,3 +259,5 @@ def test_each_build_keeps_to_its_own_instructions() -> None:
     functions = ("attend", "gate", "normalise", "rotate", "round_rows")
     assert names == {f"{name}_{build}" for name in functions for build in native._BUILDS}
     assert isinstance(library, ctypes.CDLL)
+    # — a folder that others may write, such as a shared cache, would give them this process
+    assert Path(library._name).parent == Path(native.__file__).parent
