@@ -23,7 +23,7 @@ from pipeline.errors import ModelError, one_line
 from pipeline.inference.classifiers import label_log_probs
 from pipeline.inference.engine import DocumentIds, Labelled, read_in_batches
 from pipeline.inference.labels.tokenizer import encode
-from pipeline.inference.loading import read_config, read_network
+from pipeline.inference.loading import UNREADABLE, read_config, read_network
 from pipeline.inference.model.linear import use_onednn
 from pipeline.inference.out_of_memory import naming_lack_of_memory
 from pipeline.inference.schedules.batching import Usage, pad
@@ -164,7 +164,7 @@ def encoder_context(folder: Path, tokenizer: PreTrainedTokenizerBase) -> int:
     try:
         with torch.device("meta"):  # — without memory for its weights
             network = kind.from_config(config)
-    except ValueError as error:
+    except UNREADABLE as error:
         raise ModelError(f"{folder}: cannot be loaded: {one_line(error)}") from error
     # — RoBERTa and its relatives count positions from the number of the padding token plus one
     unused = [

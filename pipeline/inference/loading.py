@@ -60,7 +60,7 @@ _BIDIRECTIONAL_IMAGES = {"gemma3", "paligemma", "gemma4"}
 _BROKEN = (AttributeError, LookupError, TypeError, ValueError, RuntimeError)
 _UNBUILT = (OSError, SubprocessError)
 # What transformers raises for files that it cannot make a model of.
-_UNREADABLE = (*_BROKEN, OSError, ImportError, ArithmeticError, AssertionError)
+UNREADABLE = (*_BROKEN, OSError, ImportError, ArithmeticError, AssertionError)
 # Weights that models were saved with and do not use: buffers, the head of tied embeddings, the
 # pooler of encoders, and the towers of images and sound.
 _UNUSED = re.compile(
@@ -103,7 +103,7 @@ def read_config(folder: Path) -> Any:
     """The folder's configuration; ModelError if it is unreadable."""
     try:
         return AutoConfig.from_pretrained(folder, **_LOCAL)
-    except (*_UNREADABLE, StrictDataclassError) as error:
+    except (*UNREADABLE, StrictDataclassError) as error:
         raise ModelError(f"{folder}: cannot be loaded: {one_line(error)}") from error
 
 
@@ -171,8 +171,7 @@ def _longest_prompt(config: Any) -> int:
             f"{_family(config)} does not state its longest prompt (max_position_embeddings); "
             f"{_SUPPORTED}"
         )
-    # The parameters of all layers, or of each layer type.
-    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}  # or of each layer type
     original = [
         int(parameters["original_max_position_embeddings"])
         for parameters in (rope, *rope.values())
@@ -246,7 +245,7 @@ def read_network(
             ignore_mismatched_sizes=True,  # — its own error names no tensor
             **_LOCAL,
         )
-    except (*_UNREADABLE, SafetensorError) as error:
+    except (*UNREADABLE, SafetensorError) as error:
         if is_out_of_memory(error):
             raise
         raise ModelError(f"{folder}: cannot be loaded: {one_line(error)}") from error
@@ -273,7 +272,7 @@ def converted_bytes(gguf: Path) -> int:
     """The bytes of a GGUF file's weights in float32; ModelError if it is not whole."""
     try:
         return 4 * sum(int(tensor.n_elements) for tensor in GGUFReader(gguf).tensors)
-    except (*_UNREADABLE, EOFError) as error:
+    except (*UNREADABLE, EOFError) as error:
         raise ModelError(f"{gguf}: cannot be read as a GGUF model: {one_line(error)}") from error
 
 
@@ -292,7 +291,9 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
         network = AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32
         )
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelError(f"{gguf}: cannot be read as a GGUF model: {one_line(error)}") from error
     # The weights are dequantised, but transformers refuses to save a model marked as quantised.
     vars(network).pop("hf_quantizer", None)

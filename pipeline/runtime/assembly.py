@@ -41,6 +41,7 @@ from pipeline.inference.model.casting import cast_files, needs_cast
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.openai_client import Journal, ServerClient
 from pipeline.inference.openai_engine import ByteEncoder, OpenAIEngine
+from pipeline.inference.out_of_memory import naming_lack_of_memory
 from pipeline.inference.schedules.staged import cache_copies
 from pipeline.inference.vllm_engine import GENERATED_TOKENS, VllmOptions, load_vllm
 from pipeline.runtime.fitted_files import load_readouts
@@ -103,7 +104,8 @@ def local_model(files: ModelFiles, model: ModelSpec, cache_dir: Path, send: Send
 
     def convert(folder: Path) -> None:
         send(WorkerReport(CONVERTING))
-        convert_gguf(fetched, folder)
+        with naming_lack_of_memory(str(fetched), "convert it"):
+            convert_gguf(fetched, folder)
 
     return cached_model(files.id, cache_dir, convert, needed=partial(converted_bytes, fetched))
 

@@ -141,6 +141,16 @@ def test_an_encoder_that_states_no_longest_text_is_refused(tmp_path: Path) -> No
         encoder_context(folder, load_tokenizer(folder))
 
 
+def test_an_encoder_that_cannot_be_built_is_a_model_error_before_it_is_loaded(
+    tmp_path: Path,
+) -> None:
+    folder = write_encoder(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_act": "other"}))
+    with pytest.raises(ModelError, match=f"^{folder}: cannot be loaded: .*other"):
+        encoder_context(folder, load_tokenizer(folder))
+
+
 def test_a_model_without_a_trained_head_is_refused(tmp_path: Path) -> None:
     folder = write_encoder(tmp_path, head=AutoModelForMaskedLM)
     with pytest.raises(ModelError, match=r"its files lack \d .* use a model with a trained"):

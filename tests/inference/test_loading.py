@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from pipeline.errors import ModelError
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import context_reason, context_tokens, load_model, prepare
+from pipeline.runtime.assembly import local_model
 
 # Four pairs of a head's eight dimensions; the first trained length is 128 of a stretched 512.
 FACTORS = {"short_factor": [1.0] * 4, "long_factor": [1.0, 3.0, 8.0, 20.0]}
@@ -145,6 +147,22 @@ SHORT = [
     OSError(12, "Cannot allocate memory"),
     MemoryError(),
 ]
+
+
+@pytest.mark.parametrize("error", SHORT, ids=lambda error: type(error).__name__)
+def test_a_lack_of_memory_is_not_taken_for_a_damaged_gguf_file(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(*_: object, **_options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("pipeline.inference.loading.AutoTokenizer.from_pretrained", short)
+    monkeypatch.setattr("pipeline.runtime.assembly.fetch", lambda *_: tmp_path / "a.gguf")
+    monkeypatch.setattr("pipeline.runtime.assembly.converted_bytes", lambda _gguf: 0)
+    files: Any = SimpleNamespace(kind="gguf", id="a")
+    model: Any = SimpleNamespace(storage_options={})
+    with pytest.raises(ModelError, match=r"a\.gguf: memory is too short to convert it: "):
+        local_model(files, model, tmp_path / "cache")
 
 
 @pytest.mark.parametrize("error", SHORT, ids=lambda error: type(error).__name__)
