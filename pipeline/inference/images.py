@@ -16,7 +16,7 @@ from jinja2 import TemplateError
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
-from pipeline.errors import DocumentError, ModelError
+from pipeline.errors import DocumentError, ModelError, one_line
 from pipeline.inference.decoding import decode_image
 
 _LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
@@ -64,7 +64,7 @@ class ImageReader:
             self._processor = _processor(folder, config)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
             raise ModelError(
-                f"{folder}: its image processor cannot be loaded: {error}; copy "
+                f"{folder}: its image processor cannot be loaded: {one_line(error)}; copy "
                 "preprocessor_config.json and processor_config.json, too"
             ) from error
 
@@ -101,8 +101,9 @@ class ImageReader:
                 return_tensors="pt",
             )
             return inputs
-        except (ValueError, ZeroDivisionError) as error:  # such as a side 200 times the other
-            reason = " ".join(str(error).split())
+        except (ValueError, ArithmeticError, MemoryError) as error:
+            # — such as a side 200 times the other; some processors enlarge the shorter one
+            reason = one_line(error)
             raise DocumentError(f"the model's processor refuses the image: {reason}") from error
 
     @cached_property

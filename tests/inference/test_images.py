@@ -16,13 +16,13 @@ from numpy.testing import assert_allclose
 from scipy.special import softmax
 from vision import FAMILIES, encoded_picture, save_vision_model, vision_network, vision_tokenizer
 
-from pipeline.errors import ModelError
+from pipeline.errors import DocumentError, ModelError
 from pipeline.fitted.readout import LinearMap, Readout
 from pipeline.inference import images
 from pipeline.inference.alternatives import answers_alone
 from pipeline.inference.decoding import decode_image
 from pipeline.inference.engine import LabelEngine
-from pipeline.inference.images import ImageDocument
+from pipeline.inference.images import ImageDocument, ImageReader
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import load_model
 from pipeline.inference.model import vision
@@ -206,6 +206,33 @@ def test_images_of_one_shape_go_through_the_tower_together(
         )
         for together_states, alone_states in pairs:
             torch.testing.assert_close(together_states, alone_states, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OverflowError("side"), ZeroDivisionError("side")])
+def test_an_image_that_a_processor_cannot_enlarge_is_a_problem_of_its_document(
+    error: Exception, seeing: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_inputs: object) -> None:
+        raise error
+
+    reader = seeing(MODELLED[0]).images
+    assert reader is not None and reader.token_ids(encoded_picture(9, 9))
+    monkeypatch.setattr(reader, "_processor", refuse)
+    reason = str(error) or type(error).__name__
+    with pytest.raises(DocumentError, match=f"the model's processor refuses the image: {reason}"):
+        reader.token_ids(encoded_picture(9, 10))
+
+
+def test_why_a_processor_of_images_cannot_be_loaded_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(*_: object) -> None:
+        raise OSError("no such file\nsee the manual")
+
+    folder = save_vision_model(tmp_path, MODELLED[0])
+    monkeypatch.setattr(images, "_processor", lacking)
+    with pytest.raises(ModelError, match=r"cannot be loaded: no such file see the manual; copy "):
+        ImageReader(folder)
 
 
 def test_gemma3_is_refused_by_name(tmp_path: Path) -> None:
