@@ -196,7 +196,7 @@ def load_vllm(
                 max_logprobs=_MOST_TOKENS,
                 **options,
             )
-    except (ImportError, TypeError, ValueError, RuntimeError, OSError) as error:
+    except Exception as error:  # — vLLM raises any kind, of its assertions too
         raise ModelError(f"vLLM does not load this model: {_reason(error)}; see {log}") from error
     logging.getLogger("vllm").setLevel(logging.ERROR)
     return VllmEngine(llm, prompt, version=__version__, device=run.device)

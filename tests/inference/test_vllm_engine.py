@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -15,10 +16,11 @@ import pytest
 import torch
 
 from pipeline.errors import ModelError
+from pipeline.inference import vllm_engine
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.schedules.batching import Usage
-from pipeline.inference.vllm_engine import VllmEngine, check_vllm
+from pipeline.inference.vllm_engine import VllmEngine, VllmOptions, check_vllm, load_vllm
 
 QUESTIONS = (
     Question("first", (5, 6), {"a": ((1,),), "b": ((2,), (3,))}),
@@ -108,6 +110,24 @@ def test_a_node_of_many_tokens_is_asked_about_several_times(
     own = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=1_000)
     np.testing.assert_allclose(actual, own.label([[20, 21]]).log_probs[0], rtol=0, atol=1e-5)
     assert twin.prompts == 3 + 280 and twin.most_tokens == 128
+
+
+@pytest.mark.parametrize("error", [AssertionError(), KeyError("rope"), RuntimeError("a\nrope")])
+def test_a_model_that_vllm_does_not_load_is_one_line_with_its_log(
+    error: Exception, vllm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object, **_options: object) -> None:
+        raise error
+
+    module: Any = sys.modules["vllm"]
+    module.LLM, module.__version__ = load, "0"
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    monkeypatch.setattr(vllm_engine, "check_vllm", lambda _prompt: None)
+    monkeypatch.setattr(vllm_engine, "cache_dir", lambda: tmp_path)
+    options = VllmOptions("float32", "cuda", threads=1)
+    reason = "AssertionError" if str(error) == "" else "rope"
+    with pytest.raises(ModelError, match=f"not load this model: '?{reason}'?; see .*vllm.log$"):
+        load_vllm(tmp_path, PROMPT, options, max_tokens=9)
 
 
 def test_a_task_whose_labels_are_searched_is_refused_by_name() -> None:
