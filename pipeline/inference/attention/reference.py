@@ -15,7 +15,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from pipeline.inference.attention.tiles import TilePlan
 
-_ROWS = 256  # of a tile: its scores of 30,000 keys and 32 heads take 1 GB
+# Rows of a tile, and its scores, at most: those of 32 heads and more than 32,768 keys would take
+# more than 1 GB for 256 rows.
+_ROWS, _SCORES = 256, 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,11 @@ def attend_plainly(
     kept = prefix or LayerKV(own.k[:0], own.v[:0])
     stops, positions = plan.subtree_stops, plan.positions
     window = torch.iinfo(torch.int32).max if plan.window is None else plan.window
+    longest = len(kept.k) + int(plan.tree.documents.max(initial=0)) + plan.tree.branch_rows
+    tile_rows = max(1, min(_ROWS, _SCORES // (q.shape[1] * max(1, longest))))
     outs, lses = [], []
     for first, stop, prefix_first, whole_first, whole_stop, own_first, _ in plan.tiles(
-        _ROWS
+        tile_rows
     ).tolist():
         rows = torch.arange(first, stop, device=q.device)
         below = torch.arange(own_first, stop, device=q.device)

@@ -59,6 +59,24 @@ def test_the_reference_is_dense_attention_under_the_mask_of_the_tree(
         assert_same(*both(attend_plainly, defined, softcap=softcap, branches_only=branches_only))
 
 
+def test_the_reference_takes_fewer_rows_at_once_of_a_document_of_many_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scores, softmax, tree = list[int](), reference._softmax, tree_of([300], prefix_tokens=45)
+
+    def counted(q: Tensor, k: Tensor, *rest: Any) -> Any:
+        scores.append(len(q) * q.shape[1] * len(k))
+        return softmax(q, k, *rest)
+
+    most = 8 * 6 * 345  # of eight rows and six heads, with all keys
+    monkeypatch.setattr(reference, "_SCORES", most)
+    monkeypatch.setattr(reference, "_softmax", counted)
+    plan = tile_plan(tree, CPU, window=None, branches_only=False)
+    q, own = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2)
+    attend_plainly(q, own, prefix_of(tree), plan, SCALE, None)
+    assert most / 2 < max(scores) <= most
+
+
 @needs_native
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("branches_only", [False, True])
