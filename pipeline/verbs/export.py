@@ -223,14 +223,19 @@ def _existing_files(target: Target, table: LabelTable, names: list[str]) -> set[
     if MANIFEST not in existing:
         fix = f"is a folder with {len(existing):,} files of other programs; name another folder"
         raise option_error("to", fix, target.url)
-    manifest = json.loads(target.below(MANIFEST).read())
-    if (manifest["id"], manifest["files"]) == (table.id, names):
+    try:
+        manifest = json.loads(target.below(MANIFEST).read())
+        id, files, of = (manifest[key] for key in ("id", "files", "spec"))
+        replaced = {MANIFEST, *files} & existing
+    except (ValueError, LookupError, TypeError, RecursionError):
+        fix = f"is a folder whose {MANIFEST} no export has written; name another folder"
+        raise option_error("to", fix, target.url) from None
+    if (id, files) == (table.id, names):
         return existing
     if not table.options.overwrite:
-        fix = f"holds another export (snapshot {manifest['snapshot']} of {manifest['spec']}); "
+        fix = f"holds another export (snapshot {manifest.get('snapshot')} of {of}); "
         fix += "name another folder, or add --overwrite to replace its files"
         raise option_error("to", fix, target.url)
-    replaced = {MANIFEST, *manifest["files"]} & existing
     for name in sorted(replaced, key=lambda name: name == MANIFEST):  # — last: it names the others
         target.below(name).delete()
     return existing - replaced

@@ -213,6 +213,16 @@ def test_files_of_others_are_never_deleted(folder: Path) -> None:
     assert (folder / "there" / "mine.parquet").read_text() == "mine"
 
 
+@pytest.mark.parametrize("content", ["", "[1]", '{"id": "a"}', '{"id": 1, "files": 2, "spec": 3}'])
+def test_a_manifest_that_no_export_has_written_is_one_line(content: str, folder: Path) -> None:
+    (folder / "there").mkdir()
+    (folder / "there" / "_export.json").write_text(content)
+    for overwrite in (False, True):
+        with pytest.raises(SpecError, match=r"whose _export.json no export has written"):
+            run(folder, "there/", overwrite=overwrite)
+    assert (folder / "there" / "_export.json").read_text() == content
+
+
 @pytest.mark.parametrize(
     "to, options, line",
     [
