@@ -30,8 +30,8 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
 # implementations differ (tiny models of 15 families).
 _TIMES_OWN = 3
 # A window that ends in the rows of a short document; and one of a long document that ends in either
-# of two blocks of keys before them.
-_PROVED_WINDOW, _LONG_WINDOW = 24, 64 + 24
+# of two blocks of keys before them, where the first key of the later block is just outside.
+_PROVED_WINDOW, _LONG_WINDOW = 24, 64 + 22
 # Kernels read keys in blocks of 64: a document of three and a few more runs each of their loops. By
 # this number, 65 keys of a question are in no whole block, so that one is alone in the last. The
 # states are compared after the first layers, among which those of every window are.
@@ -89,14 +89,15 @@ def tree_error(model: LoadedModel) -> float:
     """The relative error of questions' states and logits against independent prompts.
 
     The document is longer than the windows, which are shortened for it. One question has one token,
-    which makes the error of a lost recurrent state largest. A longer document is read by the first
-    layers, with windows as they are and shortened. A model that sees images reads two of different
-    sizes in one batch, too. Relative: the norm of the difference over the norm of the states, or of
-    the logits, whichever is larger.
+    which makes the error of a lost recurrent state largest, and is the first row of a tile. A
+    longer document is read by the first layers, with windows as they are and shortened. A model
+    that sees images reads two of different sizes in one batch, too. Relative: the norm of the
+    difference over the norm of the states, or of the logits, whichever is larger.
     """
     ids = _proof_ids(model, 36 + _PROVED_WINDOW * bool(model.windows - {None}))
     prefix, text = ids[:5], ids[12:]
-    last = ReadPoint(model.layers, (tuple(ids[5:8]), tuple(ids[8:11]), tuple(ids[11:12])))
+    lowest, *others = sorted(ids[5:12])  # — branches are in the order of their tokens
+    last = ReadPoint(model.layers, (tuple(others[:3]), tuple(others[3:]), (lowest,)))
     errors = [_head_error(model, ids)]
     with _short_windows(model, _PROVED_WINDOW):
         errors.append(_states_error(model, prefix, [text], [[last]]))
