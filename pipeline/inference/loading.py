@@ -171,7 +171,7 @@ def _longest_prompt(config: Any) -> int:
             f"{_family(config)} does not state its longest prompt (max_position_embeddings); "
             f"{_SUPPORTED}"
         )
-    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}  # or of each layer type
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}  # or by layer type
     original = [
         int(parameters["original_max_position_embeddings"])
         for parameters in (rope, *rope.values())

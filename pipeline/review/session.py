@@ -202,8 +202,8 @@ class Session:
             return None
         if self.options.second:
             # — documents on which people disagree before those that one person labelled
-            given = self._labels()
-            disputed = [row for row in candidates if len(given[row]) > 1]
+            labels = self._labels()
+            disputed = [row for row in candidates if len(labels[row]) > 1]
             return min(disputed or candidates, key=lambda row: documents[row].rank), "second"
         order, labelled = str(self.options.order), self._labelled(documents)
         p = self._answers(documents)
@@ -262,12 +262,12 @@ class Session:
 
     def _labels(self) -> dict[int, list[Label]]:
         """By row, the labels that people gave."""
-        given: dict[int, list[Label]] = {}
+        labels: dict[int, list[Label]] = {}
         for line in self.gold.answers.values():
             row = self.pool.rows.get(line.content_hash)
             if row is not None and line.label is not None:
-                given.setdefault(row, []).append(line.label)
-        return given
+                labels.setdefault(row, []).append(line.label)
+        return labels
 
     def _labelled(self, documents: Iterable[Document]) -> Bools:  # [rows]
         """Whether anybody gave the document a label."""

@@ -288,8 +288,8 @@ def test_kappa_is_that_of_scikit_learn(kind: str, seed: int, file: Path) -> None
 
 def test_kappa_of_scores_counts_the_distance_over_labels_that_nobody_gave(file: Path) -> None:
     corpus = Corpus(task_of("score", ["0", "1", "2", "3", "4"]), rows=4)
-    given = {"ann": ["0", "4", "1", "1"], "bob": ["0", "1", "4", "1"]}
-    for person, labels in given.items():
+    scores = {"ann": ["0", "4", "1", "1"], "bob": ["0", "1", "4", "1"]}
+    for person, labels in scores.items():
         with corpus.session(file, second=person == "bob") as session:
             corpus.answers(session, person, 4, labels.__getitem__)
             pairs = agreements(session)
