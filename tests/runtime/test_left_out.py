@@ -119,10 +119,27 @@ def test_a_node_with_another_folder_as_output_is_named_once_and_gets_no_label(
     ended = run_on_two_nodes(write_spec(input=documents, output="/proc/self/cwd/out"), other)
     assert ended.returncode == 0, ended.stderr
     assert_every_row_once(tmp_path / "out", 400)
-    assert not list(other.iterdir()) and "a shard failed" not in ended.stderr
+    assert not list(other.iterdir())
     (named,) = [line for line in ended.stderr.splitlines() if line.endswith("; it is left out")]
     reason = "cannot load: /proc/self/cwd/out: the output on this machine is not that of the driver"
     assert re.search(rf"process \d+ on [\d.]+ {reason}", named), named
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
+def test_a_node_that_lacks_the_folder_of_the_input_is_named_once_and_gets_no_shard(
+    write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    (other := tmp_path / "other").mkdir()
+    documents = write_many(tmp_path, 400, shard_bytes=20_000)
+    ended = run_on_two_nodes(
+        write_spec(input={**documents, "path": "/proc/self/cwd/many.jsonl"}), other
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert_every_row_once(tmp_path / "out", 400)
+    assert "a shard failed" not in ended.stderr
+    (named,) = [line for line in ended.stderr.splitlines() if line.endswith("; it is left out")]
+    assert "cannot load: /proc/self/cwd: the input is not on this machine; mount" in named
 
 
 @pytest.mark.parametrize("made", [False, True], ids=["missing", "empty"])
